@@ -9,13 +9,12 @@ not come to its function yet, if all its results were dropped.
 from __future__ import annotations
 
 import atexit
+import ctypes
 import time
 import weakref
 from typing import Any, Protocol
 
 import jax
-
-from jaxpyop._host.pools import raise_in
 
 
 class Awaiting(Protocol):
@@ -67,7 +66,7 @@ def _end_all() -> None:
     """Let no function begin, and raise SystemExit in those that run, which ends them when they come back to Python."""
     state["over"] = True
     for thread in set(running):
-        raise_in(thread, SystemExit)
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(SystemExit))
     late = time.monotonic() + _GRACE
     while running and time.monotonic() < late:
         time.sleep(0.01)

@@ -96,7 +96,6 @@ class Host:
         self._lends = not (call.on_jax or call.copy)
         # A body that takes jax.Arrays copies its inputs itself.
         self._take: Callable[[Any], Any] = lend if self._lends else view_or_copy if call.on_jax else SCRATCH.copy_of
-        self._last_results: set[bytes] = set()
         self._nbytes = sum(map(_nbytes, inputs)), sum(map(_nbytes, results[: len(results) - padding]))
 
     def on_buffers(self, ctx: Any, outs: Sequence[Any], *buffers: Any) -> None:
@@ -155,7 +154,6 @@ class Host:
                 run(arrays, outs)
             if began is not None:
                 metrics.note_call(call, self.route, self.batch, began, self._nbytes)
-                metrics.note(call.op.name, chained=self._is_chained(arrays, outs))
             return
         except BaseException as error:
             if began is not None:
@@ -168,14 +166,6 @@ class Host:
                 flush_again()
             at_exit.running.remove(threading.get_ident())
         raise failed
-
-    def _is_chained(self, arrays: Sequence[Any], outs: Sequence[Any]) -> bool:
-        """Tell whether an input begins like a result of the call before: then no batch can hold both calls."""
-        # No name refers to these views of buffers: `view_of` says why.
-        given = {np.asarray(a).reshape(-1)[:16].tobytes() for a in arrays}
-        is_chained = not given.isdisjoint(self._last_results)
-        self._last_results = {np.asarray(out).reshape(-1)[:16].tobytes() for out in outs} - {b""}
-        return is_chained
 
     def _annotated(self, arrays: Sequence[Any], outs: Sequence[Any]) -> None:
         with jax.profiler.TraceAnnotation(self.call.label):

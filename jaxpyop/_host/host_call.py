@@ -179,8 +179,6 @@ class HostOperands(Protocol):
 class HostCall(Protocol):
     """A call of a program: `_op.primitive.Call`."""
 
-    pace: tuple[float, float] | None
-
     @property
     def op(self) -> HostOp: ...
     @property

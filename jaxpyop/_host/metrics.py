@@ -31,7 +31,7 @@ _lock = threading.RLock()
 
 _NUMBERS = (
     *("elements", "runs", "rules", "function_seconds", "rule_seconds", "total_seconds", "bytes_in", "bytes_out"),
-    *("records", "pushed_out", "recomputed", "failures", "chained", "worker_runs", "compilations", "compile_seconds"),
+    *("records", "pushed_out", "recomputed", "failures", "worker_runs", "compilations", "compile_seconds"),
 )
 _SECONDS_OF = {"runs": "function_seconds", "rules": "rule_seconds"}
 _ZEROS: dict[str, Any] = dict.fromkeys((*ROUTES, *_NUMBERS), 0) | {"first_failure": ""}

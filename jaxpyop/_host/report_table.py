@@ -50,11 +50,11 @@ def row_of(name: str, totals: dict[str, Any]) -> dict[str, Any]:
         "around_seconds": max(0.0, totals.pop("total_seconds") - inside),
         **totals,
     }
-    chained, worker_runs = row.pop("chained"), row.pop("worker_runs")
-    return {**row, "advice": _advice(row, inside, chained, worker_runs)}
+    worker_runs = row.pop("worker_runs")
+    return {**row, "advice": _advice(row, inside, worker_runs)}
 
 
-def _advice(row: dict[str, Any], inside: Any, chained: int, worker_runs: int) -> str:
+def _advice(row: dict[str, Any], inside: Any, worker_runs: int) -> str:
     if row["recomputed"] and row["pushed_out"]:
         return f"{row['pushed_out']} records were pushed out: increase max_record_bytes"
     if worker_runs >= 100 and row["around_seconds"] > inside:
@@ -71,12 +71,6 @@ def _advice(row: dict[str, Any], inside: Any, chained: int, worker_runs: int) ->
         return (
             f"{row['compilations']} compilations took more than half of the time: JAX compiles an operation for each "
             "new shape, so give the arrays few shapes, by a mask or by padding; the first calls compile, too"
-        )
-    is_chain = 2 * chained > row["calls"]
-    if row["calls"] >= 1000 and row["elements"] == row["calls"] and row["mean_seconds"] < 1e-3 and not is_chain:
-        return (
-            f"{row['calls']} calls of one element: if none needs the result of another, vmap and "
-            "vmap_method='expand_dims' make one call of many"
         )
     return ""
 

@@ -140,9 +140,8 @@ def _run_elements(
             raise
 
     if executor is not None and has_threads(executor):
-        step = call.op.chunksize or 1
-        threads = -(-batch.count // step) if at_once else 1
-        run_on_threads(executor, numbered, run, call.environment, call.title, threads, step)
+        threads = batch.count if at_once else 1
+        run_on_threads(executor, numbered, run, call.environment, call.title, threads)
     elif executor is not None and call.one_by_one:
         run_one_by_one_in_workers(executor, call, numbered, batch, store, at_once=at_once)
     elif executor is not None and (given := call.for_worker(arrays)) is not None:

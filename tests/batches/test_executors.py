@@ -112,15 +112,10 @@ def test_an_executor_given_as_a_function_is_asked_for_each_call(compiled):
 
 @pytest.mark.parametrize("size", [1, 3, 100])
 def test_chunksize_is_the_number_of_elements_in_a_task(size):
-    threads_of = [set() for _ in range(10)]
-    body = lambda x: (threads_of[int(x) // size].add(threading.get_ident()), x * 2)[1]
     pool = InCaller()
-    with pool_of(2) as threads:
-        for executor in (pool, threads):
-            f = parallel(numpy_function, body, executor=executor, chunksize=size)
-            np.testing.assert_array_equal(f(grid(10)), 2 * grid(10))
+    f = parallel(numpy_function, bodies.double, executor=pool, chunksize=size)
+    np.testing.assert_array_equal(f(grid(10)), 2 * grid(10))
     assert len(pool.tasks) == -(-10 // size)
-    assert all(len(ids) <= 2 for ids in threads_of)  # the caller's, and one of the pool's
 
 
 def test_a_function_may_return_the_same_memory_for_each_element():

@@ -75,12 +75,12 @@ def test_what_was_lost_with_a_worker_runs_again(engine, workers, tmp_path):
     assert (tmp_path / "died").exists()
     runs = [len((tmp_path / str(k)).read_text().splitlines()) for k in range(400)]
     assert max(runs) == 2
-    chunks = {k // 10 for k in range(400) if runs[k] == 2}
-    if callable(engine):  # a pool breaks as a whole, with two chunks for each worker
-        assert 20 in chunks
-        assert len(chunks) <= 2 * workers
-    else:
-        assert chunks == {20}
+    again = {k for k in range(400) if runs[k] == 2}
+    assert again >= set(range(200, 205))
+    chunks = {k // 10 for k in again}
+    assert len(chunks) <= 2 * workers  # those that were under way
+    if not callable(engine):  # a pool breaks as a whole; Dask may have lost results that were still on the worker
+        assert again == {k for k in range(400) if k // 10 in chunks - {20}} | set(range(200, 205))
     np.testing.assert_array_equal(f(x), 2 * x)
 
 
@@ -115,7 +115,7 @@ def test_an_element_that_kills_each_worker_is_named_or_filled(engine):
     text = r"'op \d+': a worker of executor= died with this element \d times"
     assert_raises_at(5, RuntimeError, text, compiled(bodies.die_at_five, engine, retries=1, chunksize=1), grid(40))
     f = compiled(bodies.die_at_five, engine, retries=1, on_error=-1, chunksize=8)
-    with pytest.warns(RuntimeWarning, match="filled the results of 1 element.*its worker died"):
+    with pytest.warns(RuntimeWarning, match="filled the results of 1 element.*a worker of executor= died"):
         found = f(grid(40))
     np.testing.assert_array_equal(found, np.where(np.arange(40) == 5, -1, 2 * np.arange(40)))
 
@@ -241,11 +241,13 @@ if __name__ == "__main__":
     go(sys.argv[1], new)
     go(sys.argv[2], new())
 """
-# A cluster of Dask's on this machine ends its workers itself if they are interrupted too, as at a terminal.
+# A cluster of Dask's on this machine ends its workers itself if they are interrupted too, as at a terminal. This one
+# waits for those that we end.
+PATIENT = 'import dask; dask.config.set({"distributed.deploy.lost-worker-timeout": "1h"})'
 PROGRAMS = {
     "processes": ("", "concurrent.futures.ProcessPoolExecutor(2, multiprocessing.get_context('spawn'))"),
     "loky": ("import loky", "loky.ProcessPoolExecutor(2)"),
-    "dask": ("import distributed; client = programs.cluster_of(2).get_client()", "client"),
+    "dask": (f"{PATIENT}; client = programs.cluster_of(2).get_client()", "client"),
     "ray": ("import ray; ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)", "ray"),
 }
 

@@ -122,6 +122,14 @@ with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as 
     run_python(code, PYTHONPATH=os.path.dirname(bodies.__file__) + os.pathsep + ROOT)
 
 
+def test_large_inputs_of_conditional_elements_are_their_own(elsewhere):
+    """Each is sent by itself, and is freed when its element has ended."""
+    x = np.arange(40, dtype=np.float32)[:, None] * np.ones(2**17, np.float32)
+    options = {"vmap_method": "parallel", "executor": elsewhere, "output_shapes": lambda x: x.shape}
+    f = jax.vmap(lambda x: numpy_function(bodies.double, [x], F, when=x[0] >= 0, **options))
+    np.testing.assert_array_equal(f(x), 2 * x)
+
+
 # ------------------------------------------------------------------------ gradients
 
 BRANCHING = {
@@ -221,13 +229,22 @@ def test_workers_of_another_environment(dask, monkeypatch):
 def test_dask_runs_a_stateless_job_again_only_if_it_had_ended(dask):
     """Its result may be lost with the worker. If it ran when the worker died, it may be why."""
     event = importlib.import_module("distributed").Event("begun", dask)
-    send = lambda stateful: dask.submit(engines._run_for, "call", "begun", stateful, abs, -2, pure=False).result()
+    send = lambda stateful: dask.submit(engines._run_unless_begun, "begun", stateful, abs, -2, pure=False).result()
     assert [send(False), send(False), send(True)] == [2, 2, 2]
     assert event.is_set()
     for stateful in (False, True):
         with pytest.raises(engines.LostWorkerError):
             send(stateful)
     event.clear()
+
+
+def test_dask_workers_with_several_threads_are_no_workers_for_retries():
+    """All of their elements die with one of them."""
+    distributed = pytest.importorskip("distributed", reason="needs the extra `dask`")
+    with distributed.LocalCluster(n_workers=1, threads_per_worker=2, dashboard_address=":0") as cluster:
+        f = parallel(numpy_function, bodies.double, cluster.get_client(), retries=1)
+        with pytest.raises(RuntimeError, match=r"for retries= and timeout= .*threads_per_worker=1"):
+            f(grid(2))
 
 
 def test_processes_are_kept_off_a_gpu():

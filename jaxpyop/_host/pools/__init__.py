@@ -15,7 +15,6 @@ from jaxpyop._host.pools.executors import (
     has_threads,
     is_own_thread,
 )
-from jaxpyop._host.pools.job import raise_in
 from jaxpyop._host.pools.sending import Store
 from jaxpyop._host.pools.threads import call_on_thread, run_on_threads
 from jaxpyop._host.pools.workers import run_elements_in_workers, run_one_by_one_in_workers

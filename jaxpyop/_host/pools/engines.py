@@ -5,14 +5,12 @@ A new engine is a class here, and a line in `engine_of`.
 
 from __future__ import annotations
 
-import asyncio
 import concurrent.futures
 import contextlib
 import functools
 import importlib
 import os
 import signal
-import threading
 import time
 import uuid
 import weakref
@@ -21,9 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from jaxpyop._host.pools.executors import dask_client_of, is_ray, needs_pickled_body, runs_here, workers_of
-from jaxpyop._host.pools.job import raise_in
-from jaxpyop._host.pools.shared import SharedArray
+from jaxpyop._host.pools.executors import dask_client_of, is_ray, needs_pickled_body, workers_of
+from jaxpyop._host.pools.shared import Notes, SharedArray, run_noting
 
 # Seconds for which a cluster's number of workers is taken to be the same, because to ask for it is a round trip.
 _SAME = 1.0
@@ -47,7 +44,7 @@ class LostWorkerError(Exception):
 
 
 class UnfitWorkersError(Exception):
-    """There are no workers, or they have other versions of what jobs need."""
+    """There are no workers, or they are not as jobs need them."""
 
 
 def means_lost_worker(error: BaseException) -> bool:
@@ -59,15 +56,25 @@ def means_lost_worker(error: BaseException) -> bool:
 class Engine:
     """Any executor of concurrent.futures.
 
+    Args:
+        executor: what the user gave.
+        repeats: whether jobs whose worker died are sent again (`retries=`, `timeout=`), so that nobody else may.
+        stateful: whether no job may run again, even if it had ended and its result is lost.
+
     Attributes:
         patience: how many seconds a call waits where there is no worker.
+        can_repeat: whether the engine tells which jobs a worker ran that died.
     """
 
     patience = _PATIENCE
+    can_repeat = False
 
-    def __init__(self, executor: Any) -> None:
+    def __init__(self, executor: Any, repeats: bool, stateful: bool) -> None:
         self.executor = executor
-        self._shared: dict[int, Any] = {}
+        self._repeats = repeats
+        self._stateful = stateful
+        self._shared: Sequence[np.ndarray[Any, Any]] = ()
+        self._puts: list[Any] = []
         self._asked = -_SAME
         self._known: list[int] = []
 
@@ -86,53 +93,35 @@ class Engine:
         self.workers()
         return not self._known
 
-    def submit(self, job: Any, shared: Sequence[np.ndarray[Any, Any]], once: bool, stateful: bool) -> Any:
-        """Send a job.
+    def submit(self, job: Any, shared: Sequence[np.ndarray[Any, Any]]) -> Any:
+        """Send a job, and return a future of concurrent.futures.
 
         Args:
             job: the job, which is called with the shared inputs.
-            shared: the inputs that all elements share. They must not change before `close`.
-            once: whether it must not run again if its worker dies while it runs.
-            stateful: whether it must not run again after it has ended either.
-
-        Returns:
-            A future of concurrent.futures.
+            shared: the inputs that all elements share, in the same list for all jobs that have the same ones.
         """
-        return self._send(job, [self._put_once(array) for array in shared], once, stateful)
-
-    def _put_once(self, array: np.ndarray[Any, Any]) -> Any:
-        if array.nbytes < _LARGE:
-            return array
-        if (found := self._shared.get(id(array))) is None:
-            found = self._shared[id(array)] = self._put(array)
-        return found
+        if shared is not self._shared:
+            self._shared = shared
+            self._puts = [array if array.nbytes < _LARGE else self._put(array) for array in shared]
+        return self._send(job, self._puts)
 
     def _put(self, array: np.ndarray[Any, Any]) -> Any:
         """Put a large input where workers have it, and return what becomes the array there, as an argument of a job."""
         return array
 
-    def _send(self, job: Any, shared: Sequence[Any], once: bool, stateful: bool) -> Any:
+    def _send(self, job: Any, shared: Sequence[Any]) -> Any:
         return self.executor.submit(job, *shared)
 
-    # ------------------------------------------------------------------ lost workers
+    def lose(self, lost: Sequence[Any], error: BaseException) -> tuple[Sequence[Any], bool]:
+        """Return which lost jobs may be why a worker died, and whether that is sure of each of them.
 
-    def lost_worker(self) -> None:
-        """Put shared inputs again, which may be lost."""
-        self._shared = {}
-
-    def has_one_job_each(self) -> bool:
-        """Tell whether a worker that dies has one job only, so that this job is why it died."""
-        return all(threads == 1 for threads in self._known)
-
-    def was_running(self, future: Any, error: BaseException) -> bool | None:
-        """Tell whether a lost job ran when its worker died. None if nobody knows."""
-        return None
-
-    def ended_by_themselves(self) -> set[int]:
-        """The processes whose deaths broke a pool, without those that the pool ended then; empty if nobody knows."""
-        return set()
-
-    # ------------------------------------------------------------------ the end of a call
+        Args:
+            lost: the futures of the jobs that were lost at once.
+            error: their error.
+        """
+        # Shared inputs may be lost, too.
+        self._shared = ()
+        return lost, True
 
     def stop(self, futures: Collection[Any], at_once: bool) -> None:
         """Take back the jobs that do not run yet, and wait for the others. `at_once` ends these where possible."""
@@ -152,32 +141,44 @@ class Engine:
 class Processes(Engine):
     """A pool of processes of this machine: of the standard library, or of loky. A worker that dies breaks the pool."""
 
-    def __init__(self, executor: Any) -> None:
-        super().__init__(executor)
+    can_repeat = True
+
+    def __init__(self, executor: Any, repeats: bool, stateful: bool) -> None:
+        super().__init__(executor, repeats, stateful)
         self._arrays: list[SharedArray] = []
+        self._notes = Notes() if repeats and Notes.works else None
+        self._places: dict[Any, int] = {}
         self._processes: dict[int, Any] = {}
 
     def _put(self, array: np.ndarray[Any, Any]) -> Any:
+        if not SharedArray.works:
+            return array
         self._arrays.append(SharedArray(array))
         return self._arrays[-1]
 
-    def _send(self, job: Any, shared: Sequence[Any], once: bool, stateful: bool) -> Any:
-        future = super()._send(job, shared, once, stateful)
+    def _send(self, job: Any, shared: Sequence[Any]) -> Any:
+        if self._notes:
+            place = self._notes.new_place()
+            future = super()._send(functools.partial(run_noting, self._notes.path, place, job), shared)
+            self._places[future] = place
+        else:
+            future = super()._send(job, shared)
         # Before Python 3.14 there is no public way. A pool that breaks may forget them.
         self._processes |= self.executor._processes or {}
         return future
 
-    def was_running(self, future: Any, error: BaseException) -> bool | None:
-        # It would have said so.
-        return False
-
-    def ended_by_themselves(self) -> set[int]:
+    def lose(self, lost: Sequence[Any], error: BaseException) -> tuple[Sequence[Any], bool]:
+        """Return the jobs of the processes that died by themselves; if nobody knows these, all that ran."""
+        if self._notes is None:
+            return lost, False
         if thread := getattr(self.executor, "_executor_manager_thread", None):
             # It ends the others: that of the standard library by SIGTERM, loky by SIGKILL, which may also be why the
             # first one died.
             thread.join(5)
-        ended = -(signal.SIGTERM if needs_pickled_body(self.executor) else getattr(signal, "SIGKILL", signal.SIGTERM))
-        return {number for number, each in self._processes.items() if each.exitcode not in (None, 0, ended)}
+        ended = -(signal.SIGTERM if needs_pickled_body(self.executor) else signal.SIGKILL)
+        dead = {number for number, each in self._processes.items() if each.exitcode not in (None, 0, ended)}
+        ran = {future: self._notes.process_at(self._places[future]) for future in lost}
+        return [future for future, number in ran.items() if number and (number in dead or not dead)], bool(dead)
 
     def stop(self, futures: Collection[Any], at_once: bool) -> None:
         for number in list(self.executor._processes or ()) if at_once else ():
@@ -188,8 +189,8 @@ class Processes(Engine):
         super().stop([] if at_once else futures, at_once)
 
     def close(self) -> None:
-        for array in self._arrays:
-            array.close()
+        for file in (*self._arrays, *([self._notes] if self._notes else ())):
+            file.close()
 
 
 # What a worker has to have, as an expression which workers without jaxpyop can evaluate, too. Nothing is imported: that
@@ -205,17 +206,22 @@ _fit: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()
 class Dask(Engine):
     """A client of Dask's, or its executor, whose own futures never end if a result is lost and cannot be made again."""
 
-    def __init__(self, executor: Any) -> None:
-        super().__init__(executor)
+    def __init__(self, executor: Any, repeats: bool, stateful: bool) -> None:
+        super().__init__(executor, repeats, stateful)
         self._client = dask_client_of(executor)
-        self._is_here = runs_here(executor)
+        # The workers of a cluster in this process are threads.
+        self.can_repeat = not self._client.scheduler.address.startswith("inproc")
         self._options: dict[str, Any] = getattr(executor, "_kwargs", {})
-        self._call = f"jaxpyop-{uuid.uuid4().hex}"
         self._begun: list[str] = []
 
     def _threads(self) -> list[int]:
         workers = self._client.nthreads()
         self._check_environments({address.rpartition(":")[0]: address for address in workers})
+        if self._repeats and any(threads > 1 for threads in workers.values()):
+            raise UnfitWorkersError(
+                "a worker of Dask's with several threads ends all their elements when it dies; for retries= and "
+                "timeout= start workers with one thread, such as LocalCluster(threads_per_worker=1)"
+            )
         return list(workers.values())
 
     def _check_environments(self, worker_on: dict[str, str]) -> None:
@@ -229,7 +235,8 @@ class Dask(Engine):
             differing = [name for name, own in ours.items() if theirs[name] != own and "?" not in (theirs[name], own)]
             if differing:
                 shown = ", ".join(f"{name} {theirs[name]} (here {ours[name]})" for name in differing)
-                raise UnfitWorkersError(f"the worker {worker} has {shown}")
+                needs = "executor= needs workers with the same Python, JAX and jaxpyop"
+                raise UnfitWorkersError(f"the worker {worker} has {shown}; {needs}")
         fit.update(host for host, worker in new.items() if worker in found)
 
     @property
@@ -242,18 +249,17 @@ class Dask(Engine):
         # Dask waits for a worker to scatter to, and gives up after a while.
         return self._client.scatter(array, broadcast=True, hash=False) if self._known else array
 
-    def _send(self, job: Any, shared: Sequence[Any], once: bool, stateful: bool) -> Any:
+    def _send(self, job: Any, shared: Sequence[Any]) -> Any:
         # Dask takes calls with one key, which it makes of the function and equal arguments, for one call.
         options = self._options | {"key": f"{job!r}-{uuid.uuid4()}"}
-        begun = None
-        if once:
+        if self._repeats or self._stateful:
             # Dask gives a job whose worker died to the next one, and has no option against that.
-            begun = options["key"]
-            self._begun.append(begun)
+            self._begun.append(options["key"])
             options["retries"] = 0
-        theirs = self._client.submit(_run_for, self._call, begun, stateful, job, *shared, **options)
+            job = functools.partial(_run_unless_begun, options["key"], self._stateful, job)
+        theirs = self._client.submit(job, *shared, **options)
         ours: Any = concurrent.futures.Future()
-        ours.theirs, ours.begun = theirs, begun
+        ours.theirs = theirs
 
         async def hand_on() -> None:
             try:
@@ -264,22 +270,26 @@ class Dask(Engine):
         self._client.loop.add_callback(hand_on)
         return ours
 
-    def was_running(self, future: Any, error: BaseException) -> bool | None:
-        if isinstance(error, LostWorkerError):
-            return True
-        # Dask gives up a job after some deaths of workers, also if it was only in their queues.
-        return importlib.import_module("distributed").Event(future.begun, self._client).is_set()
+    def lose(self, lost: Sequence[Any], error: BaseException) -> tuple[Sequence[Any], bool]:
+        """Return those that had begun: after some deaths, Dask also gives up a job that only waited there."""
+        super().lose(lost, error)
+        event = importlib.import_module("distributed").Event
+        ran = isinstance(error, LostWorkerError)
+        return [future for future in lost if ran or event(future.theirs.key, self._client).is_set()], True
 
     def stop(self, futures: Collection[Any], at_once: bool) -> None:
         # The client may be closed.
         with contextlib.suppress(Exception):
-            ours = {future.theirs.key for future in futures}
-            workers = [worker for worker, keys in self._client.processing().items() if ours.intersection(keys)]
-            self._client.cancel([future.theirs for future in futures])
-            # In this process a body that goes on reads the memory of this call.
-            waits = not at_once or self._is_here
-            options = {"workers": workers, "on_error": "ignore", "callback_timeout": None if waits else 1}
-            self._client.run(_end_call, self._call, at_once, waits, **options)
+            if at_once and self.can_repeat:
+                ours = {future.theirs.key for future in futures}
+                workers = [worker for worker, keys in self._client.processing().items() if ours.intersection(keys)]
+                self._client.cancel([future.theirs for future in futures])
+                # Dask starts them again.
+                self._client.run(os._exit, 1, workers=workers, on_error="ignore", callback_timeout=1)
+                return
+            # Dask cannot take back a job without leaving one that runs. Where no worker is, nothing runs.
+            while concurrent.futures.wait(futures, timeout=1).not_done and not self.is_empty():
+                pass
 
     def close(self) -> None:
         async def clear() -> None:
@@ -291,64 +301,31 @@ class Dask(Engine):
                 self._client.sync(clear)
 
 
-# What runs in this process, a worker of Dask's: the thread of each job with the call to which it belongs. And the calls
-# that are over.
-_running: dict[int, str] = {}
-_ended: set[str] = set()
-_lock = threading.Lock()
-
-
-class _Interrupt(BaseException):
-    """Ends a body in a worker whose call was interrupted. Python makes it without arguments."""
-
-
-def _run_for(call: str, begun: str | None, stateful: bool, job: Any, *shared: Any) -> Any:
-    """Run a job in a worker of Dask's.
+def _run_unless_begun(key: str, stateful: bool, job: Any, *shared: Any) -> Any:
+    """Run a job in a worker of Dask's, unless it began on another one, which is gone.
 
     Args:
-        call: the call to which it belongs.
-        begun: if it must not run again, the name of the event that says that it has begun on some worker.
-        stateful: whether it must not run again after it has ended either. Its result may be lost with the worker.
+        key: the name of the event that says so.
+        stateful: whether it must not run again after it has ended either, if its result is lost with the worker.
         job: the job.
         *shared: its inputs.
     """
-    event: Any = None
-    if begun:
-        # The package does not need Dask.
-        event = importlib.import_module("distributed").Event(begun)
-        if event.is_set():
-            raise LostWorkerError("it began on a worker of Dask's that is gone")
-        event.set()
-    thread = threading.get_ident()
-    with _lock:
-        if call in _ended:
-            raise _Interrupt
-        _running[thread] = call
+    # The package does not need Dask.
+    event = importlib.import_module("distributed").Event(key)
+    if event.is_set():
+        raise LostWorkerError("it began on a worker of Dask's that is gone")
+    event.set()
     try:
         return job(*shared)
     finally:
-        with _lock:
-            _running.pop(thread)
-        if call in _ended:
-            # The error may be on its way to this thread, which must not go back to Dask before it comes.
-            time.sleep(0.1)
-        if event and not stateful:
+        if not stateful:
             event.clear()
-
-
-async def _end_call(call: str, at_once: bool, waits: bool) -> None:
-    """Let no job of a call begin in this worker, and end or wait for those that run."""
-    with _lock:
-        _ended.add(call)
-        for thread, running in _running.items():
-            if at_once and running == call:
-                raise_in(thread, _Interrupt)
-    while waits and call in list(_running.values()):
-        await asyncio.sleep(0.01)
 
 
 class Ray(Engine):
     """The module `ray`, after ray.init()."""
+
+    can_repeat = True
 
     def _threads(self) -> list[int]:
         return [1] * int(self.executor.cluster_resources().get("CPU", 0))
@@ -356,8 +333,8 @@ class Ray(Engine):
     def _put(self, array: np.ndarray[Any, Any]) -> Any:
         return self.executor.put(array)
 
-    def _send(self, job: Any, shared: Sequence[Any], once: bool, stateful: bool) -> Any:
-        options = {"max_retries": 0} if once else {}
+    def _send(self, job: Any, shared: Sequence[Any]) -> Any:
+        options = {"max_retries": 0} if self._repeats or self._stateful else {}
         reference = _task_of_ray(self.executor).options(name=repr(job), **options).remote(job, *shared)
         ours: Any = concurrent.futures.Future()
         ours.reference = reference
@@ -389,10 +366,12 @@ def _run(job: Any, *shared: Any) -> Any:
     return job(*shared)
 
 
-def engine_of(executor: Any) -> Engine:
-    """The engine behind an executor, a client of Dask's, or the module of Ray."""
+def engine_of(executor: Any, repeats: bool, stateful: bool) -> Engine:
+    """The engine behind an executor, a client of Dask's, or the module of Ray; `Engine` says what the arguments are."""
     if is_ray(executor):
-        return Ray(executor)
-    if dask_client_of(executor):
-        return Dask(executor)
-    return (Processes if isinstance(getattr(executor, "_processes", None), dict) else Engine)(executor)
+        kind: type[Engine] = Ray
+    elif dask_client_of(executor):
+        kind = Dask
+    else:
+        kind = Processes if isinstance(getattr(executor, "_processes", None), dict) else Engine
+    return kind(executor, repeats, stateful)

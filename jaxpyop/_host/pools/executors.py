@@ -56,7 +56,8 @@ def dask_client_of(executor: Any) -> Any:
 
 
 UNENDABLE = (
-    "timeout= needs workers that can be ended, and executor= has threads of this process; give a ProcessPoolExecutor"
+    "timeout= needs workers that can be ended, and retries= workers that tell what they ran; give a pool of processes, "
+    "or use loky, Dask or Ray"
 )
 
 # The threads of our own, for `vmap_method="parallel"` without an executor. The first element starts the first of them.
@@ -87,10 +88,10 @@ class Workers:
 
     Args:
         pool: any value that ``executor=`` takes.
-        chunksize: how many elements are sent to a worker at a time. The default is one for
-            threads. For processes and other machines it is as many as take about ten times
-            as long as the way to a worker and back, and have 4 MB of inputs at most. With
-            ``when=`` and with a pair ``vjp=(fwd, bwd)`` it is one.
+        chunksize: how many elements are sent to a worker process at a time. The default is as
+            many as take about a tenth of a second, and have 4 MB of inputs at most. With
+            ``timeout=``, ``when=`` and a pair ``vjp=(fwd, bwd)`` it is one. Threads take one at
+            a time.
         retries: how often an element is sent again that ran when its worker died. What else
             was lost with the worker is always sent again. Errors that the function raises are
             not repeated. The op must be stateless.
@@ -104,7 +105,7 @@ class Workers:
 
     Example:
         >>> import concurrent.futures, jax, jax.numpy as jnp, numpy as np, jaxpyop
-        >>> workers = jaxpyop.Workers(concurrent.futures.ThreadPoolExecutor(2), chunksize=2)
+        >>> workers = jaxpyop.Workers(concurrent.futures.ThreadPoolExecutor(2), retries=1)
         >>> op = jaxpyop.numpy_function(Tout=jnp.float32, vmap_method="parallel", executor=workers)(np.sin)
         >>> print(jax.vmap(op)(jnp.zeros(3)))
         [0. 0. 0.]
@@ -172,7 +173,7 @@ def _resolved(op: Any, given: Any) -> Any:
     found: Any = _returned_by(given) if callable(given) and not isinstance(given, Executor) else given
     if not (hasattr(found, "submit") or is_ray(found)) or isinstance(found, type):
         raise TypeError(f"{op.title}: executor= gave {found!r}; expected a concurrent.futures.Executor")
-    if op.timeout is not None and runs_here(found):
+    if op.timeout is not None and has_threads(found):
         raise TypeError(f"{op.title}: {UNENDABLE}")
     return found
 
@@ -218,12 +219,6 @@ def new_executor_of(op: Any, gone: Any, home: int) -> Executor | None:
 def has_threads(executor: Executor) -> bool:
     """Tell whether an executor's workers are threads of this process, which can share memory with the caller."""
     return isinstance(executor, ThreadPoolExecutor)
-
-
-def runs_here(executor: Executor) -> bool:
-    """Tell whether an executor's workers are threads of this process, or those of a cluster of Dask's in it."""
-    scheduler = getattr(dask_client_of(executor), "scheduler", None)
-    return has_threads(executor) or getattr(scheduler, "address", "").startswith("inproc")
 
 
 def needs_pickled_body(executor: Executor) -> bool:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-import ctypes
 import dataclasses
 import faulthandler
 import functools
@@ -19,7 +18,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 import jax
@@ -29,9 +28,12 @@ from jaxpyop import _jaxcore
 from jaxpyop._host import metrics
 from jaxpyop._host.errors import add_note, note_index
 from jaxpyop._host.host_call import Batch, HostCall
-from jaxpyop._host.pools.executors import UNENDABLE, Executor, needs_pickled_body, number_of, working_for
-from jaxpyop._host.pools.shared import Note
+from jaxpyop._host.pools.executors import Executor, needs_pickled_body, number_of, working_for
 from jaxpyop._host.small_numbers import keeping_small_numbers
+
+# Seconds after which a worker begins no further element of a chunk. It is long beside the way to a worker and back, and
+# short for whoever waits for the chunk, because an element failed or the worker died.
+_SECONDS = 0.1
 
 
 class UnreadableBodyError(Exception):
@@ -42,13 +44,13 @@ class Outcome(NamedTuple):
     """What a job returns.
 
     Attributes:
-        seconds: how long the body ran, without the way to the worker and the copies of inputs.
-        results: an array for each result, with those of all elements.
+        done: how many elements ran. The others are to be sent again, as their time was over.
+        results: an array for each result, with those of all elements that ran.
         failures: with `on_error=`, how many elements failed, and the first failure.
         counted: what a worker process counted for reports.
     """
 
-    seconds: float
+    done: int
     results: list[Any]
     failures: tuple[int, str] | None
     counted: dict[str, dict[str, Any]]
@@ -64,6 +66,7 @@ def job_for(executor: Executor | list[Executor], call: HostCall) -> Job:
         body,
         call.on_jax,
         call.copy,
+        math.inf if call.op.chunksize else _SECONDS,
         call.op.timeout,
         call.environment.settings,
         home,
@@ -80,6 +83,7 @@ class Job:
         body: the body, or its pickle.
         on_jax: whether it takes jax.Arrays.
         copy: whether it gets NumPy arrays of its own, not read-only views.
+        seconds: after how many seconds no further element begins.
         timeout: the seconds that an element may take, if there is a bound.
         settings: JAX's settings of the caller's thread.
         home: the caller's process, and the number of the executor there.
@@ -89,13 +93,13 @@ class Job:
         rows: for each input, whether it has a row for each element; the elements share the others.
         numbers: the numbers of the elements in the batch.
         batch: the batch that they belong to, for errors; None for one element or block.
-        note: where the worker notes which element it runs, if one that is lost with it is to be found.
     """
 
     title: str
     body: Any
     on_jax: bool
     copy: bool
+    seconds: float
     timeout: float | None
     settings: Sequence[Any]
     home: tuple[int, int]
@@ -105,7 +109,6 @@ class Job:
     rows: Sequence[bool] = ()
     numbers: range = range(1)
     batch: Batch | None = None
-    note: Note | None = None
 
     def __repr__(self) -> str:
         # Dask asks for a name of each task, for which the text of the arrays would take long.
@@ -121,49 +124,29 @@ class Job:
             _end_with_parent()
             if self.is_reported:
                 metrics.count_in_worker()
-        elif self.timeout is not None:
-            raise TypeError(f"{self.title}: {UNENDABLE}")
         body = _unpickled(self.body) if isinstance(self.body, bytes) else self.body
         run = functools.partial(body, lead=self.lead) if self.lead else body
         columns: list[np.ndarray[Any, Any]] = []
-        seconds, done = 0.0, 0
+        late, done = time.monotonic() + self.seconds, 0
         at_home = working_for(self.home[1]) if self._is_at_home else contextlib.nullcontext()
-        with _jaxcore.with_thread_settings(self.settings), at_home, self._noting() as begins:
+        with _jaxcore.with_thread_settings(self.settings), at_home:
             own = iter(self.arrays)
             each = [self._each(next(own if row else shared), row) for row in self.rows]
             try:
                 for _, *inputs in zip(self.numbers, *each):
-                    began = time.perf_counter()
-                    begins(done)
-                    if self.timeout is None:
+                    with _ending_after(self.timeout) if self.timeout else contextlib.nullcontext():
                         values = run(*inputs)
-                    else:
-                        with _ending_after(self.timeout):
-                            values = run(*inputs)
-                    seconds += time.perf_counter() - began
                     columns = self._with_row(columns, done, values)
                     done += 1
+                    if time.monotonic() > late:
+                        break
             except BaseException as error:
                 if self.batch is not None:
                     note_index(error, self.numbers[done], self.batch)
                 self._raise(error)
         failures = body.op.failures
         counted = {} if self._is_at_home else metrics.counted_in_worker()
-        return Outcome(seconds, columns, failures and failures.taken(), counted)
-
-    @contextlib.contextmanager
-    def _noting(self) -> Iterator[Callable[[int], None]]:
-        """Gives a function that notes that an element begins. None runs after the block of code."""
-        note = self.note
-        if note is None or (file := note.opened()) is None:
-            yield lambda index: None
-            return
-        seconds = math.inf if self.timeout is None else self.timeout + _grace()
-        with file:
-            try:
-                yield lambda index: note.write(file, index, seconds)
-            finally:
-                note.write(file, None)
+        return Outcome(done, [column[:done] for column in columns], failures and failures.taken(), counted)
 
     @property
     def _is_at_home(self) -> bool:
@@ -253,67 +236,38 @@ def _end_with_parent() -> None:
 
 # On a main thread an alarm raises TimeoutError in the function. It ends a wait: for a lock, for a file, for time to
 # pass. A function that goes on for another second, since it holds Python's lock or swallows the error, ends with its
-# process. On any other thread, where Dask runs tasks, nothing ends a wait, so its process ends at once.
-
-
-class ElementTimeoutError(TimeoutError):
-    """Raised in a function that takes longer than `timeout=`."""
-
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args or ("func took longer than timeout=",))
-
-
-def _grace() -> float:
-    """The seconds that a function on this thread has after the error was raised in it."""
-    is_main = threading.current_thread() is threading.main_thread()
-    return 1.0 if is_main and hasattr(signal, "setitimer") else 0.0
+# process. On any other thread, where Dask runs tasks, nothing ends a wait, so its process ends at once. It is ended by
+# a thread without Python, which shows in the standard error where it was. A process runs one such function at a time.
+_STDERR = 2
 
 
 def _raise_late(*_: Any) -> None:
-    raise ElementTimeoutError
+    raise TimeoutError("func took longer than timeout=")
 
 
 @contextlib.contextmanager
 def _ending_after(seconds: float) -> Iterator[None]:
     """Have the function that runs in a block of code ended after some seconds, by an error or with the process."""
-    grace = _grace()
-    before: Any = signal.signal(signal.SIGALRM, _raise_late) if grace else None
-    _end_process_at(time.monotonic() + seconds + grace)
-    try:
-        try:
-            if grace:
-                signal.setitimer(signal.ITIMER_REAL, seconds)
+    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
+        with _ending_process_after(seconds):
             yield
-        finally:
-            if grace:
+        return
+    before: Any = signal.signal(signal.SIGALRM, _raise_late)
+    try:
+        with _ending_process_after(seconds + 1):
+            try:
+                signal.setitimer(signal.ITIMER_REAL, seconds)
+                yield
+            finally:
                 signal.setitimer(signal.ITIMER_REAL, 0)
     finally:
-        _end_process_at(None)
-        if grace:
-            signal.signal(signal.SIGALRM, before or signal.SIG_DFL)
+        signal.signal(signal.SIGALRM, before or signal.SIG_DFL)
 
 
-# While a function holds Python's lock, nothing here can run. A thread without Python then ends the process, and shows
-# in the standard error where it was. There is one such thread, and a worker of Dask's may run several functions.
-_STDERR = 2
-_ends: dict[int, float] = {}
-_ends_lock = threading.Lock()
-
-
-def _end_process_at(end: float | None) -> None:
-    """Have the process ended when this thread's function goes on until then; None if it is over."""
-    with _ends_lock:
-        if end is None:
-            del _ends[threading.get_ident()]
-        else:
-            _ends[threading.get_ident()] = end
-        if _ends:
-            left = max(min(_ends.values()) - time.monotonic(), 1e-3)
-            faulthandler.dump_traceback_later(left, exit=True, file=_STDERR)
-        else:
-            faulthandler.cancel_dump_traceback_later()
-
-
-def raise_in(thread: int, error: type[BaseException]) -> None:
-    """Raise an error in the Python code that another thread runs, as soon as that comes back to Python."""
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(error))
+@contextlib.contextmanager
+def _ending_process_after(seconds: float) -> Iterator[None]:
+    faulthandler.dump_traceback_later(seconds, exit=True, file=_STDERR)
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()

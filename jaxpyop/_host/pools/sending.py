@@ -1,7 +1,8 @@
 """Sends jobs to workers, a few at a time, and takes their results; what was lost with a worker is sent again.
 
-If a worker dies, only the element that it ran may be to blame, which workers on this machine note. Elsewhere the
-elements of a lost chunk are sent one at a time. If a pool leaves several suspects, half as many run at a time.
+If a worker dies, only the elements that it ran may be to blame. `Engine.lose` says which jobs these are. If such a job
+has several elements, they are sent again one at a time. If a pool does not know which of its jobs it was, half as many
+of them run at a time.
 """
 
 from __future__ import annotations
@@ -24,9 +25,8 @@ from jaxpyop._host import metrics
 from jaxpyop._host.errors import add_note, note_index
 from jaxpyop._host.host_call import Batch, HostCall
 from jaxpyop._host.pools.engines import Engine, UnfitWorkersError, engine_of, means_lost_worker
-from jaxpyop._host.pools.executors import Executor, new_executor_of
-from jaxpyop._host.pools.job import ElementTimeoutError, Job, UnreadableBodyError
-from jaxpyop._host.pools.shared import Notes, Running
+from jaxpyop._host.pools.executors import UNENDABLE, Executor, new_executor_of
+from jaxpyop._host.pools.job import Job, Outcome, UnreadableBodyError
 
 # Takes the number of an element and its results, or a slice and the results of several elements, stacked.
 Store = Callable[[int | slice, Sequence[Any]], None]
@@ -37,33 +37,38 @@ class Task:
     """A job to send.
 
     Attributes:
-        job: the job.
-        shared: the inputs that all elements share.
+        job: the job, without the inputs of its elements.
+        shared: the inputs that all elements share, in one list for all tasks that have the same ones.
         numbers: the elements that it runs.
+        rows_of: the inputs of some elements, stacked, without those that all share.
         inputs_of: the inputs of the call for an element, by its number.
         losses: how many workers died that ran it.
-        sent: when it was sent.
         engine: where it was sent to.
     """
 
     job: Job
     shared: Sequence[Any]
     numbers: range
+    rows_of: Callable[[range], Sequence[Any]]
     inputs_of: Callable[[int], Sequence[Any]]
     losses: int = 0
-    sent: float = 0.0
     engine: Engine = dataclasses.field(init=False)
 
     def part(self, part: slice) -> Task:
         """A task that runs some of the elements."""
-        numbers = self.numbers[part]
-        job = dataclasses.replace(self.job, arrays=[a[part] for a in self.job.arrays], numbers=numbers)
-        return dataclasses.replace(self, job=job, numbers=numbers)
+        return dataclasses.replace(self, numbers=self.numbers[part])
+
+    def job_with_inputs(self) -> Job:
+        """The job of these elements."""
+        return dataclasses.replace(self.job, arrays=self.rows_of(self.numbers), numbers=self.numbers)
 
 
 # Seconds without a worker after which there is a warning, and how often workers may die in turn that ran no element.
 _WARN = 5.0
 _UNEXPLAINED = 3
+
+# A chunk has at most so many times as many elements as the chunk before had time for.
+_GROWTH = 4
 
 
 class Sending:
@@ -75,35 +80,52 @@ class Sending:
         batch: the batch that they belong to; None for a single call.
         store: takes the results.
         at_once: whether they may run at the same time.
+        most: how many elements a chunk may have, unless the user gives a number.
 
-    Attributes: `homes` executors, and `chunks`, what is known of the time that elements take.
+    Attributes: `homes` executors, of which the one with the number of an element modulo `homes` runs it.
     """
 
     def __init__(
-        self, executor: Executor | list[Executor], call: HostCall, batch: Batch | None, store: Store, at_once: bool
+        self,
+        executor: Executor | list[Executor],
+        call: HostCall,
+        batch: Batch | None,
+        store: Store,
+        at_once: bool,
+        most: int = 1,
     ) -> None:
-        self._engines = list(map(engine_of, executor if isinstance(executor, list) else [executor]))
         self._call = call
         self._batch = batch
         self._store = store
-        self.at_once = at_once
-        self.homes = len(self._engines)
-        self.chunks = Chunks(batch.count if batch else 1, call.op.chunksize, call.pace)
+        self._at_once = at_once
+        self._most_in_chunk = most
         self._repeats = bool(call.op.retries or call.op.timeout)
+        self._engines = list(map(self._engine_of, executor if isinstance(executor, list) else [executor]))
+        self._all_engines = [*self._engines]
+        self.homes = len(self._engines)
         self._under_way: dict[Any, Task] = {}
         self._done: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._again: collections.deque[Task] = collections.deque()
-        # How many tasks may be under way while one of them is to be found that breaks the pool.
+        # What is sent after the tasks that never were; the next chunk has this many elements.
+        self._waiting: collections.deque[Task] = collections.deque()
+        self._put_back = self._waiting.append if at_once else self._waiting.appendleft
+        self._size = 1
+        # While one of several suspects is to be found, only these are sent, and so many may be under way.
+        self._suspects: collections.deque[Task] = collections.deque()
         self._most = math.inf
-        self._notes = Notes() if self._repeats else None
         self._unexplained = 0.0
 
-    def workers(self) -> int:
+    def _engine_of(self, executor: Any) -> Engine:
+        engine = engine_of(executor, self._repeats, self._call.stateful)
+        if self._repeats and not engine.can_repeat:
+            raise TypeError(f"{self._call.title}: {UNENDABLE}")
+        return engine
+
+    def _workers(self) -> int:
         """How many tasks run at once."""
-        return sum(engine.workers() for engine in self._engines) if self.at_once else 1
+        return sum(engine.workers() for engine in self._engines) if self._at_once else 1
 
     def run(self, tasks: Iterator[Task]) -> None:
-        """Send tasks, and hand on what comes back, until all are done.
+        """Send tasks, in chunks, and hand on what comes back, until all are done.
 
         Raises:
             BaseException: what the first failing element raised, with a note of its index. No job runs by then.
@@ -124,12 +146,10 @@ class Sending:
             raise shown from error
         finally:
             # No job may read the inputs after this.
-            for engine in self._engines:
+            for engine in self._all_engines:
                 if futures := [future for future, task in self._under_way.items() if task.engine is engine]:
                     engine.stop(futures, at_once)
                 engine.close()
-            if self._notes:
-                self._notes.close()
 
     def _next_done(self) -> Any:
         seen, has_warned = time.monotonic(), False
@@ -147,51 +167,71 @@ class Sending:
                 text = f"executor= has no worker, and the call waits {empty[0].patience:.0f} seconds for one"
                 warnings.warn(f"{self._call.title}: {text}", RuntimeWarning, stacklevel=2)
 
+    # ------------------------------------------------------------------ chunks
+
+    # A worker begins no element of a chunk after a tenth of a second, and the rest of the chunk is sent again. So a
+    # chunk of slow elements has one, and one of fast elements has many, without a guess at how long they take. All
+    # that is left is divided by twice the number of workers, so that no worker waits for another one at the end.
+
     def _send(self, tasks: Iterator[Task]) -> None:
-        if not self._again and not self._under_way:
-            self._most = math.inf
-        while len(self._under_way) < min(2 * self.workers() if self.at_once else 1, self._most):
-            if self._again:
-                task = self._again.popleft()
-            elif (task := None if self._most < math.inf else next(tasks, None)) is None:
+        while len(self._under_way) < min(2 * self._workers() if self._at_once else 1, self._most):
+            if (task := self._next(tasks)) is None:
                 return
             with noting(self._batch, task.numbers):
-                task.sent = time.perf_counter()
                 future = self._submitted(task)
             self._under_way[future] = task
             future.add_done_callback(self._done.put)
 
+    def _next(self, tasks: Iterator[Task]) -> Task | None:
+        if self._most < math.inf and (self._suspects or self._under_way):
+            return self._suspects.popleft() if self._suspects else None
+        self._most = math.inf
+        if (task := next(tasks, None)) is None:
+            if not (left := self._suspects or self._waiting):
+                return None
+            task = left.popleft()
+        size = self._size_of_chunk(task)
+        if len(task.numbers) > size:
+            self._put_back(task.part(slice(size, None)))
+        return task.part(slice(size))
+
+    def _size_of_chunk(self, task: Task) -> int:
+        if given := self._call.op.chunksize:
+            return given
+        if self.homes > 1:
+            # The elements of a worker are known, so they go in one chunk.
+            return len(task.numbers)
+        left = len(task.numbers) + sum(len(each.numbers) for each in self._waiting)
+        # An element that takes too long is known at once if it is alone.
+        size = 1 if self._call.op.timeout else min(self._size, self._most_in_chunk)
+        return max(1, min(size, -(-left // (2 * self._workers()))))
+
     def _submitted(self, task: Task) -> Any:
-        if self._notes:
-            task.job = dataclasses.replace(task.job, note=self._notes.new())
-        home, stateful = task.numbers.start % self.homes, self._call.stateful
-        task.engine = self._engines[home]
-        try:
-            return task.engine.submit(task.job, task.shared, self._repeats or stateful, stateful)
-        except Exception as error:
-            # The pool broke before it took the job.
-            if not means_lost_worker(error) or not self._renew(home):
-                raise
+        job, home = task.job_with_inputs(), task.numbers.start % self.homes
+        while True:
             task.engine = self._engines[home]
-            return task.engine.submit(task.job, task.shared, self._repeats or stateful, stateful)
+            try:
+                return task.engine.submit(job, task.shared)
+            except Exception as error:
+                # The pool broke before it took the job.
+                if not means_lost_worker(error) or not self._renew(home):
+                    raise
 
     def _renew(self, home: int) -> bool:
         """Go on with another executor, if the function that the user gave returns one."""
-        gone = self._engines[home]
-        executor = new_executor_of(self._call.op, gone.executor, home)
+        executor = new_executor_of(self._call.op, self._engines[home].executor, home)
         if executor is not None:
-            self._engines[home] = engine_of(executor)
-            gone.close()
+            self._engines[home] = self._engine_of(executor)
+            self._all_engines.append(self._engines[home])
         return executor is not None
 
     def _finish(self, future: Any) -> None:
         if (task := self._under_way.pop(future, None)) is None:
             # It was lost together with another one.
             return
-        took = time.perf_counter() - task.sent
         with noting(self._batch, task.numbers):
             try:
-                outcome = future.result()
+                outcome: Outcome = future.result()
             except BaseException as error:
                 if self._repeats and means_lost_worker(error):
                     self._lose(task, future, error)
@@ -201,9 +241,10 @@ class Sending:
             if outcome.failures:
                 self._call.op.failures.add(outcome.failures)
             metrics.add_counted(outcome.counted)
-            if outcome.seconds:
-                self._call.pace = self.chunks.learn(len(task.numbers), outcome.seconds, took)
-            self._take(task, outcome.results)
+            self._size = _GROWTH * outcome.done
+            if outcome.done < len(task.numbers):
+                self._put_back(task.part(slice(outcome.done, None)))
+            self._take(task.part(slice(outcome.done)), outcome.results)
 
     def _take(self, task: Task, results: list[Any]) -> None:
         for k, number in enumerate(task.numbers):
@@ -220,73 +261,51 @@ class Sending:
     # ------------------------------------------------------------------ lost workers
 
     def _lose(self, task: Task, future: Any, error: BaseException) -> None:
-        lost, engine, alone = [task], task.engine, not self._under_way
-        is_pool = isinstance(error, concurrent.futures.BrokenExecutor)
-        if is_pool:
-            lost += self._lost_with(task)
-            alone = len(lost) == 1
-            home = task.numbers.start % self.homes
-            if engine is self._engines[home] and not self._renew(home):
-                raise error
-        engine.lost_worker()
-        ended = engine.ended_by_themselves() if is_pool else set()
-        was_running = engine.was_running(future, error)
-        suspects = [found for each in lost for found in self._suspects(each, was_running)]
-        ran_one = engine.has_one_job_each() and (was_running or any(running for _, running in suspects))
-        blamed: list[Task] = []
-        if ended or (len(suspects) == 1 and (alone or is_pool or ran_one)):
-            blamed = [each for each, running in suspects if not ended or (running and running.process in ended)]
-        elif suspects and (is_pool or not ran_one):
-            self._most = max(1, (len(suspects) + len(self._under_way)) // 2)
+        engine, lost = task.engine, {future: task}
+        if is_pool := isinstance(error, concurrent.futures.BrokenExecutor):
+            lost |= self._lost_with(engine)
+        suspects, is_sure = engine.lose(list(lost), error)
+        home = task.numbers.start % self.homes
+        if is_pool and engine is self._engines[home] and not self._renew(home):
+            raise error
         # Workers may die again and again before they run anything, such as by their initializer.
-        unexplained = self._unexplained + (1 if is_pool else 1 / (2 * self.workers()))
-        self._unexplained = unexplained if not (blamed if ended else suspects) else 0.0
+        self._unexplained = 0.0 if suspects else self._unexplained + (1 if is_pool else 1 / (2 * self._workers()))
         if self._unexplained > _UNEXPLAINED:
             raise error
-        for each, running in suspects:
-            each.losses += each in blamed
-            if each.losses > self._call.op.retries:
-                self._give_up(each, error, running)
-            else:
-                self._again.appendleft(each)
-
-    def _suspects(self, task: Task, was_running: bool | None) -> list[tuple[Task, Running | None]]:
-        """The elements of a lost task that may be to blame, with what workers noted. The others are sent again."""
-        if running := self._notes and self._notes.read(task.job.note):
-            at = running.element
-            self._again += [part for part in (task.part(slice(at)), task.part(slice(at + 1, None))) if part.numbers]
-            return [(task.part(slice(at, at + 1)), running)]
-        if was_running is False:
-            self._again.append(task)
-            return []
-        return [(task.part(slice(k, k + 1)), None) for k in range(len(task.numbers))]
-
-    def _lost_with(self, task: Task) -> list[Task]:
-        """The other tasks that were in a pool that broke, without those that were done before."""
-        there = [future for future, other in self._under_way.items() if other.engine is task.engine]
-        concurrent.futures.wait(there, timeout=10)
-        lost = [future for future in there if not future.done() or future.exception() is not None]
-        return [self._under_way.pop(future) for future in lost]
-
-    def _give_up(self, task: Task, error: BaseException, running: Running | None) -> None:
+        found = [lost.pop(suspect) for suspect in suspects]
+        self._waiting.extend(lost.values())
+        singles = [each.part(slice(k, k + 1)) for each in found for k in range(len(each.numbers))]
+        if not is_sure and len(singles) > 1:
+            self._suspects.extendleft(singles)
+            self._most = max(1, len(singles) // 2)
+            return
         # The other suspects are none.
         self._most = math.inf
+        for each in singles:
+            each.losses += len(singles) == len(found)
+            if each.losses > self._call.op.retries:
+                self._give_up(each, error)
+            else:
+                self._waiting.appendleft(each)
+
+    def _lost_with(self, engine: Engine) -> dict[Any, Task]:
+        """The other tasks that were in a pool that broke, without those that were done before."""
+        there = [future for future, other in self._under_way.items() if other.engine is engine]
+        concurrent.futures.wait(there, timeout=10)
+        lost = [future for future in there if not future.done() or future.exception() is not None]
+        return {future: self._under_way.pop(future) for future in lost}
+
+    def _give_up(self, task: Task, error: BaseException) -> None:
         op, said = self._call.op, str(error).partition("\n")[0]
-        how_often = f"{task.losses} time{'' if task.losses == 1 else 's'}"
-        is_late = running and running.deadline <= time.monotonic()
-        late = f", or func took longer than timeout={op.timeout} and did not end" if op.timeout else ""
+        died = f"died with this element {task.losses} time{'' if task.losses == 1 else 's'} ({said})"
+        failure = RuntimeError(f"{op.title}: a worker of executor= {died}")
+        if op.timeout:
+            failure = TimeoutError(f"func took longer than timeout=, or a worker of executor= {died}")
         if op.failures is None:
             with noting(self._batch, task.numbers):
-                if is_late:
-                    raise ElementTimeoutError
-                raise RuntimeError(
-                    f"{op.title}: a worker of executor= died with this element {how_often}{late} ({said})"
-                )
-        try:
-            raise ElementTimeoutError if is_late else RuntimeError(f"its worker died {how_often}{late} ({said})")
-        except (RuntimeError, ElementTimeoutError) as failure:
-            arrays = self._call.for_worker(task.inputs_of(task.numbers.start)) or ()
-            values = self._call.in_worker.after_failure(failure, arrays)
+                raise failure
+        arrays = self._call.for_worker(task.inputs_of(task.numbers.start)) or ()
+        values = self._call.in_worker.after_failure(failure, arrays)
         self._take(task, [np.asarray(v)[None] for v in values])
 
 
@@ -313,7 +332,7 @@ def _explained(error: BaseException, title: str) -> BaseException:
             "that returns the pool to use, executor=lambda: pool"
         )
     if isinstance(error, UnfitWorkersError):
-        return RuntimeError(f"{title}: {error}; executor= needs workers with the same Python, JAX and jaxpyop")
+        return RuntimeError(f"{title}: {error}")
     if isinstance(error, UnreadableBodyError):
         return TypeError(
             f"{title}: a worker of executor= cannot find func ({error}); define it at the top of a module that workers "
@@ -332,66 +351,3 @@ def _explained(error: BaseException, title: str) -> BaseException:
 
 def _texts(error: BaseException | None) -> str:
     return "" if error is None else f"{error} {_texts(error.__cause__ or error.__context__)}"
-
-
-# -------------------------------------------------------------- how many elements go to a worker at a time
-
-# A chunk runs for about ten times as long as the way to a worker and back takes. It runs for at least ten milliseconds,
-# since this process has work for each chunk too, and for at most a second, since the way seems to be long while workers
-# start. The first chunks are small, unless an earlier batch of the same call has shown both times. No chunk is so large
-# that some workers wait for another one at the end.
-
-_TIMES_THE_WAY = 10
-_LEAST_SECONDS, _MOST_SECONDS = 0.01, 1.0
-
-# How many times smaller than the others the last chunks may be.
-_TAIL = 4
-
-
-class Chunks:
-    """The sizes of a batch's chunks.
-
-    Args:
-        count: how many elements there are.
-        given: the user's `chunksize=`.
-        pace: the `pace` of an earlier batch, if there was one.
-
-    Attributes:
-        left: how many elements are in no chunk yet.
-        most: how many a chunk may have, unless that is given.
-        pace: the seconds that an element took in the last chunk, and the seconds of the way to a worker and back. A
-            task may have to wait for a worker, so the shortest way counts.
-    """
-
-    def __init__(self, count: int, given: int | None, pace: tuple[float, float] | None = None) -> None:
-        self._given = given
-        self._count = self.most = count
-        self._size = given or (_fitting(*pace) if pace else 1)
-        self._way = pace[1] if pace else math.inf
-        self.left = count
-        self.pace = pace
-
-    def next(self, workers: int) -> int:
-        """The size of the next chunk, if so many chunks run at once."""
-        size = min(self._size, self.left)
-        if not self._given:
-            seconds, way = self.pace or (math.inf, 0.0)
-            # Nothing is won by a chunk that takes less time than the way to the worker.
-            shortest = math.ceil(min(way / max(seconds, 1e-9), self._count / workers))
-            fair, least = math.ceil(self.left / (2 * workers)), self._count // (2 * _TAIL * workers)
-            size = min(size, self.most, max(fair, shortest, min(self._size // _TAIL, least)))
-        self.left -= size
-        return size
-
-    def learn(self, size: int, inside: float, took: float) -> tuple[float, float]:
-        """Learn how long a chunk was in the function, and from being sent to being back. Returns the new pace."""
-        self._way = min(self._way, max(took - inside, 0.0))
-        self.pace = inside / size, self._way
-        if not self._given:
-            self._size = min(_fitting(*self.pace), 8 * max(size, self._size // 8))
-        return self.pace
-
-
-def _fitting(seconds: float, way: float) -> int:
-    aim = min(max(_LEAST_SECONDS, _TIMES_THE_WAY * way), _MOST_SECONDS)
-    return max(1, int(aim / max(seconds, 1e-9)))

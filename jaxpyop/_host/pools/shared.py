@@ -1,46 +1,37 @@
-"""Files of one call that workers on this machine open: large shared inputs, and notes of which element a worker runs.
+"""Files that the workers of a pool open: large shared inputs, and notes of which process runs a job.
 
-On Linux such a file has no name, and is gone with this process, however that ends.
+They have no name, and are gone with this process, however that ends. Only Linux has such files that another process can
+open. Elsewhere inputs travel with each job, and nobody notes what a process runs.
 """
 
 from __future__ import annotations
 
-import contextlib
-import math
 import os
-import struct
 import sys
 import tempfile
-import time
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 
-class SharedFile:
-    """A temporary file that the workers on this machine open by its path, as long as this process has it."""
+class _File:
+    works = sys.platform == "linux"
 
     def __init__(self) -> None:
-        # The files without a name are those of Linux. Elsewhere this process deletes the file.
-        self._is_named = sys.platform != "linux"
-        make: Any = tempfile.NamedTemporaryFile if self._is_named else tempfile.TemporaryFile
-        self.file = make(buffering=0, prefix="jaxpyop-", **({"delete": False} if self._is_named else {}))
-        self.path = self.file.name if self._is_named else f"/proc/{os.getpid()}/fd/{self.file.fileno()}"
+        self._file: Any = tempfile.TemporaryFile(buffering=0, prefix="jaxpyop-")  # noqa: SIM115  # `close` closes it
+        self.path = f"/proc/{os.getpid()}/fd/{self._file.fileno()}"
 
     def close(self) -> None:
-        """Give the file back. Windows keeps one that a worker has mapped."""
-        self.file.close()
-        if self._is_named:
-            with contextlib.suppress(OSError):
-                os.unlink(self.path)
+        """Give the file back, once no worker opens it any more."""
+        self._file.close()
 
 
-class SharedArray(SharedFile):
+class SharedArray(_File):
     """An array in a file, which is a read-only array over the file in another process."""
 
     def __init__(self, array: np.ndarray[Any, Any]) -> None:
         super().__init__()
-        np.ascontiguousarray(array).reshape(-1).view(np.uint8).tofile(self.file)
+        np.ascontiguousarray(array).reshape(-1).view(np.uint8).tofile(self._file)
         self._kind = array.dtype, array.shape
 
     def __reduce__(self) -> Any:
@@ -51,77 +42,29 @@ def _mapped(path: str, dtype: Any, shape: tuple[int, ...]) -> Any:
     return np.asarray(np.memmap(path, np.uint8, "r")).view(dtype).reshape(shape)
 
 
-# ---------------------------------------------------------------------- which element a worker runs
+_SIZE = 8
 
 
-class Running(NamedTuple):
-    """What a worker runs.
+class Notes(_File):
+    """A place for each job, which has the number of the process while that runs the job, and still when it has died."""
 
-    Attributes:
-        process: the number of its process.
-        element: which element of its chunk it runs.
-        deadline: when `timeout=` ends its process.
-    """
+    _places = 0
 
-    process: int
-    element: int
-    deadline: float
-
-
-_FORMAT = struct.Struct("qqd")
-_TOKEN = 16
-
-
-class Note(NamedTuple):
-    """A place in a file where a worker notes what it runs.
-
-    Attributes:
-        path: the file.
-        token: how it begins, since the file of this name on another machine is another one.
-        at: the place.
-    """
-
-    path: str
-    token: bytes
-    at: int
-
-    def opened(self) -> Any:
-        """The file, for `write`; None on another machine."""
-        with contextlib.suppress(OSError):
-            # Any name may be that of a device there.
-            if os.path.isfile(self.path):
-                file = open(self.path, "r+b", buffering=0)  # noqa: SIM115  # it is returned
-                if file.read(_TOKEN) == self.token:
-                    return file
-                file.close()
-        return None
-
-    def write(self, file: Any, index: int | None, seconds: float = math.inf) -> None:
-        """Note that this process runs an element and may take so long for it, or that it runs none."""
-        file.seek(self.at)
-        running = (0, 0, 0.0) if index is None else (os.getpid(), index, time.monotonic() + seconds)
-        file.write(_FORMAT.pack(*running))
-
-
-class Notes(SharedFile):
-    """The places where workers note which elements they run. An element that ran when its worker died is a suspect."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._token = os.urandom(_TOKEN)
-        self.file.write(self._token)
-        self._end = _TOKEN
-
-    def new(self) -> Note:
+    def new_place(self) -> int:
         """A place for one job."""
-        self._end += _FORMAT.size
-        return Note(self.path, self._token, self._end)
+        self._places += 1
+        return self._places * _SIZE
 
-    def read(self, note: Note | None) -> Running | None:
-        """What the worker of a job runs, or ran when it died; None if that is nothing, or on another machine."""
-        if note is None:
-            return None
-        self.file.seek(note.at)
-        data = self.file.read(_FORMAT.size)
-        running = Running(*_FORMAT.unpack(data)) if len(data) == _FORMAT.size else None
-        return running if running and running.process else None
+    def process_at(self, place: int) -> int:
+        """The process that runs a job, or died while it ran it; otherwise 0."""
+        return int.from_bytes(os.pread(self._file.fileno(), _SIZE, place), "little")
+
+
+def run_noting(path: str, place: int, job: Any, *shared: Any) -> Any:
+    """Run a job in a process that notes meanwhile that it does."""
+    with open(path, "r+b", buffering=0) as file:
+        try:
+            os.pwrite(file.fileno(), os.getpid().to_bytes(_SIZE, "little"), place)
+            return job(*shared)
+        finally:
+            os.pwrite(file.fileno(), bytes(_SIZE), place)

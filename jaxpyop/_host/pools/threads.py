@@ -37,7 +37,6 @@ class _Elements:
 
     Attributes:
         elements: the elements that no thread has taken.
-        step: how many of them a thread takes at a time.
         run: called with each element, on some thread.
         environment: what `run` sees of the caller.
         number: the number of the threads' executor.
@@ -46,7 +45,6 @@ class _Elements:
     """
 
     elements: Iterator[Element]
-    step: int
     run: Callable[[int, Any], None]
     environment: Environment
     number: int
@@ -69,13 +67,12 @@ class _Elements:
         with keeping_small_numbers(), working_for(self.number), self.environment.entered():
             context = contextvars.copy_context()
             while taken := self._take():
-                while taken:
-                    # Once an element is popped, nothing here holds its inputs any more.
-                    context.copy().run(self.run, *taken.pop(0))
+                # Once an element is popped, nothing here holds its inputs any more.
+                context.copy().run(self.run, *taken.pop())
 
     def _take(self) -> list[Element]:
         with self.lock:
-            return list(itertools.islice(self.elements, self.step))
+            return list(itertools.islice(self.elements, 1))
 
     def drop(self) -> None:
         """Leave out the elements that no thread has taken. The executor may keep its tasks, but not their inputs."""
@@ -97,7 +94,6 @@ def run_on_threads(
     environment: Environment,
     title: str,
     threads: int = 1,
-    step: int = 1,
 ) -> None:
     """Run a function on each element, on threads of an executor, and wait for all of them.
 
@@ -108,12 +104,11 @@ def run_on_threads(
         environment: what `run` sees of the caller.
         title: the op's name, for errors.
         threads: how many threads may take elements.
-        step: how many elements a thread takes at a time.
 
     Raises:
         BaseException: what `run` raised first. Nothing runs any more by then.
     """
-    shared = _Elements(elements, step, run, environment, number_of(executor))
+    shared = _Elements(elements, run, environment, number_of(executor))
     futures: list[concurrent.futures.Future[Any]] = []
     try:
         # This thread is one more for our own threads, since all of them may wait for programs that run elements.

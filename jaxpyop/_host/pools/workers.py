@@ -42,32 +42,23 @@ def run_elements_in_workers(
     inputs = [BatchedInput(np.asarray(a), i, batch) for i, a in enumerate(arrays)]
     own = [each for each in inputs if not each.is_shared_by_all]
     shared = [each.array for each in inputs if each.is_shared_by_all]
-    sending = Sending(executor, call, batch, store, at_once)
-    sending.chunks.most = max(1, _MOST_BYTES // max(1, sum(each.one(0).nbytes for each in own)))
+    most = max(1, _MOST_BYTES // max(1, sum(each.one(0).nbytes for each in own)))
+    sending = Sending(executor, call, batch, store, at_once, most)
+
+    def rows_of(numbers: range) -> list[Any]:
+        return [each.rows(slice(numbers.start, numbers.stop, numbers.step)) for each in own]
 
     def tasks() -> Iterator[Task]:
         with noting(batch, range(1)):
             rows = [not each.is_shared_by_all for each in inputs]
             job = dataclasses.replace(job_for(executor, call), batch=batch, rows=rows)
-        for at in _parts(sending, batch.count, call.op.chunksize):
-            numbers = range(*at.indices(batch.count))
-            part = dataclasses.replace(job, arrays=[each.rows(at) for each in own], numbers=numbers)
-            yield Task(part, shared, numbers, lambda number: [each.one(number) for each in inputs])
+        # On several executors, elements that run in batch order go one at a time.
+        in_order = sending.homes > 1 and not at_once
+        for first in range(batch.count if in_order else min(sending.homes, batch.count)):
+            numbers = range(first, first + 1 if in_order else batch.count, sending.homes)
+            yield Task(job, shared, numbers, rows_of, lambda number: [each.one(number) for each in inputs])
 
     sending.run(tasks())
-
-
-def _parts(sending: Sending, count: int, chunksize: int | None) -> Iterator[slice]:
-    """Which elements go to a worker together."""
-    if (homes := sending.homes) > 1:
-        # The elements of a worker are known, so they go in one chunk, unless elements run in batch order.
-        span = homes * (chunksize or count) if sending.at_once else 1
-        for first in range(0, count, span):
-            for start in range(first, min(first + homes, first + span, count)):
-                yield slice(start, min(first + span, count), homes)
-        return
-    while left := sending.chunks.left:
-        yield slice(count - left, count - left + sending.chunks.next(sending.workers()))
 
 
 def run_one_by_one_in_workers(
@@ -102,8 +93,10 @@ def run_one_by_one_in_workers(
                     store(number, call(inputs, lead))
                     continue
                 job = job or dataclasses.replace(job_for(executor, call), lead=lead)
-                arrays = [np.asarray(a) for a in given]
-                sent = dataclasses.replace(job, rows=[False] * len(arrays))
-            yield Task(sent, arrays, numbers, lambda _, inputs=inputs: inputs)
+                # The inputs of an element travel with its job. What is shared has to live until the end of the call.
+                arrays = list(map(np.asarray, given))
+                own, shared = ([a[None] for a in arrays], []) if batch else ([], arrays)
+                sent = dataclasses.replace(job, rows=[batch is not None] * len(arrays))
+            yield Task(sent, shared, numbers, lambda _, own=own: own, lambda _, inputs=inputs: inputs)
 
     Sending(executor, call, batch, store, at_once).run(tasks())

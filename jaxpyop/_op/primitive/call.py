@@ -73,7 +73,6 @@ class Call:
         method: how it runs under `vmap`.
         one_by_one: each element sends something of its own to a worker, so that elements cannot be sent in chunks.
         operands: how its inputs and results are laid out.
-        pace: how long an element took in a worker, and the way there and back, once that is known (`pools.sending`).
     """
 
     origin: tuple[Call, str, Any] | None = None
@@ -111,7 +110,6 @@ class Call:
         # With `when=`, only the elements that run go to a worker.
         self.one_by_one = one_by_one or operands.is_conditional
         self.operands = operands
-        self.pace: tuple[float, float] | None = None
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.title})"
