@@ -179,6 +179,8 @@ class HostOperands(Protocol):
 class HostCall(Protocol):
     """A call of a program: `_op.primitive.Call`."""
 
+    chunk: int
+
     @property
     def op(self) -> HostOp: ...
     @property

@@ -6,7 +6,7 @@ import time
 import numpy as np
 import pytest
 
-from jaxpyop._host.pools import engines
+from jaxpyop._host.pools import engines, job
 from jaxpyop._host.pools.shared import Notes, run_noting
 from tests.batches.programs import InCaller, grid, parallel
 from tests.shared.functions import numpy_function
@@ -19,9 +19,9 @@ class Workers(InCaller):
         super().__init__()
         self.sizes = []
 
-    def run(self, job, *shared):
-        outcome = job(*shared)
-        self.sizes.append((len(job.numbers), outcome.done))
+    def run(self, task, *shared):
+        outcome = task(*shared)
+        self.sizes.append((len(task.numbers), outcome.done))
         return outcome
 
 
@@ -41,6 +41,7 @@ def test_a_chunk_has_as_many_elements_as_a_worker_has_time_for(
     count, seconds, options, most, largest, ran, monkeypatch
 ):
     monkeypatch.setattr(engines.Engine, "can_repeat", True)
+    monkeypatch.setattr(job, "_SECONDS", 0.1 if seconds else 100)
     pool = Workers()
     pool._max_workers = 2
     f = parallel(numpy_function, lambda x: (time.sleep(seconds), x * 2)[1], pool, output_shapes=(), **options)

@@ -254,7 +254,7 @@ class Dask(Engine):
         options = self._options | {"key": f"{job!r}-{uuid.uuid4()}"}
         if self._repeats or self._stateful:
             # Dask gives a job whose worker died to the next one, and has no option against that.
-            self._begun.append(options["key"])
+            self._begun += [options["key"]] if self._stateful else []
             options["retries"] = 0
             job = functools.partial(_run_unless_begun, options["key"], self._stateful, job)
         theirs = self._client.submit(job, *shared, **options)
@@ -273,6 +273,7 @@ class Dask(Engine):
     def lose(self, lost: Sequence[Any], error: BaseException) -> tuple[Sequence[Any], bool]:
         """Return those that had begun: after some deaths, Dask also gives up a job that only waited there."""
         super().lose(lost, error)
+        self._begun += [future.theirs.key for future in lost]
         event = importlib.import_module("distributed").Event
         ran = isinstance(error, LostWorkerError)
         return [future for future in lost if ran or event(future.theirs.key, self._client).is_set()], True

@@ -58,6 +58,8 @@ class Outcome(NamedTuple):
 
 def job_for(executor: Executor | list[Executor], call: HostCall) -> Job:
     """A job for a worker of an executor, or of one of a list, without inputs."""
+    # The elements of a worker of a list wait for no other one.
+    is_whole = isinstance(executor, list) or call.op.chunksize is not None
     executor = executor[0] if isinstance(executor, list) else executor
     body = pickle.dumps(call.in_worker) if needs_pickled_body(executor) else call.in_worker
     home = os.getpid(), number_of(executor)
@@ -66,7 +68,7 @@ def job_for(executor: Executor | list[Executor], call: HostCall) -> Job:
         body,
         call.on_jax,
         call.copy,
-        math.inf if call.op.chunksize else _SECONDS,
+        math.inf if is_whole else _SECONDS,
         call.op.timeout,
         call.environment.settings,
         home,

@@ -67,8 +67,8 @@ class Task:
 _WARN = 5.0
 _UNEXPLAINED = 3
 
-# A chunk has at most so many times as many elements as the chunk before had time for.
-_GROWTH = 4
+# A chunk has at most so many times as many elements as the chunk before had time for, and at least this part of them.
+_GROWTH, _SHORT = 4, 16
 
 
 class Sending:
@@ -105,10 +105,9 @@ class Sending:
         self.homes = len(self._engines)
         self._under_way: dict[Any, Task] = {}
         self._done: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        # What is sent after the tasks that never were; the next chunk has this many elements.
+        # What is sent after the tasks that never were.
         self._waiting: collections.deque[Task] = collections.deque()
         self._put_back = self._waiting.append if at_once else self._waiting.appendleft
-        self._size = 1
         # While one of several suspects is to be found, only these are sent, and so many may be under way.
         self._suspects: collections.deque[Task] = collections.deque()
         self._most = math.inf
@@ -171,7 +170,8 @@ class Sending:
 
     # A worker begins no element of a chunk after a tenth of a second, and the rest of the chunk is sent again. So a
     # chunk of slow elements has one, and one of fast elements has many, without a guess at how long they take. All
-    # that is left is divided by twice the number of workers, so that no worker waits for another one at the end.
+    # that is left is divided by twice the number of workers, so that no worker waits for another one at the end, unless
+    # that gives chunks of no time.
 
     def _send(self, tasks: Iterator[Task]) -> None:
         while len(self._under_way) < min(2 * self._workers() if self._at_once else 1, self._most):
@@ -203,8 +203,8 @@ class Sending:
             return len(task.numbers)
         left = len(task.numbers) + sum(len(each.numbers) for each in self._waiting)
         # An element that takes too long is known at once if it is alone.
-        size = 1 if self._call.op.timeout else min(self._size, self._most_in_chunk)
-        return max(1, min(size, -(-left // (2 * self._workers()))))
+        most = 1 if self._call.op.timeout else min(self._call.chunk, self._most_in_chunk)
+        return max(1, min(most, max(-(-left // (2 * self._workers())), self._call.chunk // _SHORT)))
 
     def _submitted(self, task: Task) -> Any:
         job, home = task.job_with_inputs(), task.numbers.start % self.homes
@@ -241,8 +241,9 @@ class Sending:
             if outcome.failures:
                 self._call.op.failures.add(outcome.failures)
             metrics.add_counted(outcome.counted)
-            self._size = _GROWTH * outcome.done
-            if outcome.done < len(task.numbers):
+            is_early = outcome.done < len(task.numbers)
+            self._call.chunk = max(_GROWTH * outcome.done, 0 if is_early else self._call.chunk)
+            if is_early:
                 self._put_back(task.part(slice(outcome.done, None)))
             self._take(task.part(slice(outcome.done)), outcome.results)
 

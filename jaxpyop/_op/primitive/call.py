@@ -73,6 +73,7 @@ class Call:
         method: how it runs under `vmap`.
         one_by_one: each element sends something of its own to a worker, so that elements cannot be sent in chunks.
         operands: how its inputs and results are laid out.
+        chunk: how many elements may go to a worker together, as far as earlier chunks have shown (`pools.sending`).
     """
 
     origin: tuple[Call, str, Any] | None = None
@@ -110,6 +111,7 @@ class Call:
         # With `when=`, only the elements that run go to a worker.
         self.one_by_one = one_by_one or operands.is_conditional
         self.operands = operands
+        self.chunk = 1
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.title})"
