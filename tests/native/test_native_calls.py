@@ -74,12 +74,12 @@ def test_a_partial_of_another_class_is_called():
 def test_the_check_passes_whatever_is_set_at_the_first_call():
     code = """
 import jax, numba, jaxpyop, jax.numpy as jnp, warnings
-from jaxpyop._native.check import state, _why_not
+from jaxpyop._native.check import state, _found_out
 warnings.simplefilter("error")
 mesh = jax.make_mesh((4,), ("a",))
 for setting in (jax.transfer_guard("disallow"), jax.set_mesh(mesh), jax.debug_nans(True), jax.enable_x64(True)):
     with setting:
-        _why_not.cache_clear()
+        _found_out.cache_clear()
         assert "passed" in state(), (setting, state())
 """
     run_python(code, XLA_FLAGS="--xla_force_host_platform_device_count=4")

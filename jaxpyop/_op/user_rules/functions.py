@@ -6,6 +6,7 @@ structure of `Tout`. What it returns is taken apart by the same structures, and 
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ import numpy as np
 
 from jaxpyop._host import SEQUENTIAL, Method, refusal
 from jaxpyop._jaxcore import is_inexact
+from jaxpyop._native import is_native
 from jaxpyop._op.body import Body, DerivativeBody, UserBody, call_with_advice
 from jaxpyop._op.request import Op, is_differentiable
 from jaxpyop._op.values import Leaf, Struct, cast_to_numpy, check_traced, decode, show_shape, spread
@@ -56,7 +58,7 @@ class JvpRule(DerivativeBody):
         return tangents_of_results(self.op, found, likes, traced)
 
     def written(self, arrays: Sequence[Any]) -> tuple[Sequence[Any], dict[str, Any], Any, bool] | None:
-        if not _has_arrays_alone(self):
+        if has_padding_or_keys(self.base) or not all(map(is_inexact, self.op.spec.leaves)):
             return None
         inputs, outputs, tangents = self.split(arrays)
         arguments, leaves = self.base.arguments, self.op.spec.leaves
@@ -80,28 +82,26 @@ class VjpRule(DerivativeBody):
         return cotangents_of_inputs(self.base, "vjp", found, _likes(inputs, lead), self.perturbed, traced)
 
     def written(self, arrays: Sequence[Any]) -> tuple[Sequence[Any], dict[str, Any], Any, bool] | None:
-        # A cotangent that is zero is an array that no one has.
-        if type(self) is not VjpRule or not _has_arrays_alone(self) or not all(self.nonzero or ()):
+        if type(self) is not VjpRule or has_padding_or_keys(self.base):
             return None
         inputs, outputs, cotangents = self.split(arrays)
         arguments, wanted = self.base.arguments, iter(range(sum(self.perturbed)))
-        args = arguments.filled(inputs), in_structure(self.op, outputs), in_structure(self.op, cotangents)
+        zero = lambda out: dataclasses.replace(out, is_zero=True) if is_inexact(out) else None
+        given = [zero(out) if c is None else c for c, out in zip(self.per_result(cotangents, outputs), outputs)]
+        args = arguments.filled(inputs), in_structure(self.op, outputs), in_structure(self.op, given)
         numbers = [next(wanted) if p else -1 if is_inexact(x) else None for p, x in zip(self.perturbed, inputs)]
         return args, {}, arguments.filled_with_tangents(numbers), True
 
     def filled(self, cotangents: Sequence[Any], outputs: Sequence[Any], lead: tuple[int, ...]) -> list[Any]:
         """Return a cotangent for each result of the function, with zeros where JAX gives none."""
-        # JAX cannot trace arrays of float0, so a rule that is an op gets None for the cotangent of an integer result.
-        is_op = is_differentiable(self.func)
-        zero = lambda out: None if is_op and not is_inexact(out) else zero_cotangent(out, lead, self.op)
+        zero = lambda out: zero_cotangent(out, lead, self.op, self.func)
         pairs = zip(self.per_result(cotangents, outputs), outputs)
         return [zero(out) if cotangent is None else cotangent for cotangent, out in pairs]
 
 
-def _has_arrays_alone(rule: DerivativeBody) -> bool:
-    """Tell whether a rule gets and returns no more than arrays that have a derivative."""
-    spec, keys = rule.op.spec, rule.base.inputs.key_impls
-    return spec.returned_spec is None and not any(keys) and all(map(is_inexact, spec.leaves))
+def has_padding_or_keys(base: UserBody) -> bool:
+    """Tell whether a function has padded results or typed keys, which its rules get in another form than arrays."""
+    return base.op.spec.returned_spec is not None or any(base.inputs.key_impls)
 
 
 def in_structure(op: Op, values: Sequence[Any]) -> Any:
@@ -117,10 +117,14 @@ def _as_number(value: Any) -> Any:
     return value[()] if is_number else value
 
 
-def zero_cotangent(out: Any, lead: tuple[int, ...], op: Op) -> Any:
-    """Return the zero cotangent of a result that is not used, or that cannot have a cotangent (in float0)."""
+def zero_cotangent(out: Any, lead: tuple[int, ...], op: Op, rule: Any) -> Any:
+    """Return the zero cotangent of a result that is not used, or that cannot have a cotangent.
+
+    The latter is an array of float0, for a rule that can get one: JAX cannot trace these, and Numba does not have them.
+    """
     if not is_inexact(out):
-        return np.zeros(out.shape, jax.dtypes.float0)
+        has_none = is_differentiable(rule) or is_native(rule)
+        return None if has_none else np.zeros(out.shape, jax.dtypes.float0)
     return (jnp if op.on_jax else np).zeros((*lead, *out.shape[len(lead) :]), out.dtype)
 
 

@@ -7,6 +7,7 @@ linear.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,7 +15,7 @@ from jaxpyop._host import Environment
 from jaxpyop._jaxcore import is_inexact
 from jaxpyop._op.body import Body, UserBody, call_with_advice
 from jaxpyop._op.primitive import Call, Operands
-from jaxpyop._op.user_rules.functions import cotangents_of_inputs, in_structure, zero_cotangent
+from jaxpyop._op.user_rules.functions import cotangents_of_inputs, has_padding_or_keys, in_structure, zero_cotangent
 from jaxpyop._op.values import Struct
 
 
@@ -75,6 +76,9 @@ class LinearFunction(Body):
     def run(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
         return [value for value in self.base.run(self.in_order(arrays), lead) if is_inexact(value)]
 
+    def written(self, arrays: Sequence[Any]) -> tuple[Sequence[Any], dict[str, Any], Any, bool] | None:
+        return self.base.written(self.in_order(arrays)) if all(map(is_inexact, self.op.spec.leaves)) else None
+
     def transpose_for(self, structs: Sequence[Struct]) -> LinearTranspose:
         """Return the transpose for inputs of these shapes and dtypes."""
         return LinearTranspose(self, self.in_order(structs))
@@ -102,10 +106,19 @@ class LinearTranspose(Body):
 
     def run(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
         op, given = self.op, iter(arrays[len(arrays) - self.linear_inputs :])
-        cotangents = [next(given) if is_inexact(out) else zero_cotangent(out, lead, op) for out in self.outputs]
+        zero = lambda out: zero_cotangent(out, lead, op, self.func)
+        cotangents = [next(given) if is_inexact(out) else zero(out) for out in self.outputs]
         found = call_with_advice(op, "transpose", self.func, (in_structure(op, cotangents),), {})
         likes = [Struct((*lead, *s.shape), s.dtype) for s in self.inputs]
         return cotangents_of_inputs(self.linear.base, "transpose", found, likes, self.linear.floating)
+
+    def written(self, arrays: Sequence[Any]) -> tuple[Sequence[Any], dict[str, Any], Any, bool] | None:
+        base, given, wanted = self.linear.base, iter(arrays[len(arrays) - self.linear_inputs :]), itertools.count()
+        if has_padding_or_keys(base):
+            return None
+        cotangents = in_structure(self.op, [next(given) if is_inexact(out) else None for out in self.outputs])
+        numbers = [next(wanted) if floating else None for floating in self.linear.floating]
+        return (cotangents,), {}, base.arguments.filled_with_tangents(numbers), True
 
     def transpose_for(self, structs: Sequence[Struct]) -> LinearFunction:
         """Return the linear function, which is the transpose of its transpose."""
