@@ -59,6 +59,33 @@ def words(address: Any, count: Any) -> Any:
 
 
 @intrinsic
+def buffer_at(typing_context: Any, frame_address: Any, table: Any, number: Any, axes: Any) -> Any:
+    """The address of the values of a buffer, and its sizes, of which one without axes has one: a single value.
+
+    Args:
+        typing_context: Numba's own.
+        frame_address: the call frame.
+        table: ARGUMENTS or RESULTS.
+        number: which of these.
+        axes: how many axes the buffer has.
+    """
+    if not isinstance(axes, types.IntegerLiteral):
+        return None
+    count = axes.literal_value
+    result = types.Tuple((types.voidptr, types.UniTuple(types.int64, max(1, count))))
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        word, one = ir.IntType(64), ir.Constant(ir.IntType(64), 1)
+        at = lambda address, k: builder.load(builder.gep(builder.inttoptr(address, word.as_pointer()), [word(k)]))
+        buffer = at(at(args[0], table.literal_value), number.literal_value)
+        sizes = [at(at(buffer, SIZES), axis) for axis in range(count)] or [one]
+        values = builder.inttoptr(at(buffer, DATA), cgutils.voidptr_t)
+        return context.make_tuple(builder, result, (values, cgutils.pack_array(builder, sizes)))
+
+    return result(frame_address, table, number, axes), generate
+
+
+@intrinsic
 def _add_to_word(typing_context: Any, address: Any, number: Any) -> Any:
     """Add a number to the word at an address, whatever other threads do to it."""
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import inspect
+import itertools
 import weakref
 from typing import Any
 
@@ -27,6 +28,10 @@ as_dtype, from_dtype = _dtypes.as_dtype, _dtypes.from_dtype
 
 # By their signatures and overloads. A function that is recompiled has other overloads.
 _kernels: weakref.WeakValueDictionary[Any, Kernel] = weakref.WeakValueDictionary()
+# LLVM does not give back the memory of machine code, about half a megabyte for each kernel, which a program that makes
+# a new function at each step would run out of.
+_MOST_KERNELS = 1000
+_numbers = itertools.count()
 
 
 @dataclasses.dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
@@ -169,17 +174,17 @@ def _call_text(signature: Signature, args: tuple[Any, ...], overload: Any, scope
 
 
 def _compiled(signature: Signature, compiled: Any, args: tuple[Any, ...]) -> Kernel:
-    scope = {"f": signature.func, "words": frame.words, "carray": carray, "pointer": frame.pointer}
+    if next(_numbers) >= _MOST_KERNELS:
+        raise Ordinary(f"{_MOST_KERNELS} kernels were compiled in this process, whose memory Numba keeps")
+    scope = {"f": signature.func, "carray": carray, "buffer_at": frame.buffer_at}
     scope |= {"call_overload": frame.call_overload, "zeros_like": np.zeros_like}
     overload = frame.Overload(compiled)
-    lines = ["def run(frame_address):", f"    frame = words(frame_address, {frame.FRAME_WORDS})"]
-    lines += [f"    args = words(frame[{frame.ARGUMENTS}], {max(1, len(signature.inputs))})"]
-    lines += [f"    rets = words(frame[{frame.RESULTS}], {len(signature.results)})"]
+    lines = ["def run(frame_address):"]
     axes = signature.axes
     for k, (dtype, rank) in enumerate(signature.inputs):
-        lines += _array("a", "args", k, dtype, rank + sum(mask[k] for mask in signature.masks), scope)
+        lines += _array("a", frame.ARGUMENTS, k, dtype, rank + sum(mask[k] for mask in signature.masks), scope)
     for k, (dtype, rank) in enumerate(signature.results):
-        lines += _array("o", "rets", k, dtype, rank + axes, scope)
+        lines += _array("o", frame.RESULTS, k, dtype, rank + axes, scope)
     indent = "    "
     for axis in range(axes):
         lines.append(f"{indent}for i{axis} in range(o0.shape[{axis}]):")
@@ -205,15 +210,13 @@ def _returned_type(signature: Signature, kind: Any) -> Any:
     return types.Array(kind, rank, "C") if rank else kind
 
 
-def _array(name: str, table: str, k: int, dtype: str, rank: int, scope: dict[str, Any]) -> list[str]:
+def _array(name: str, table: int, k: int, dtype: str, rank: int, scope: dict[str, Any]) -> list[str]:
     """The lines that make an array of a buffer of the frame. One without axes gets an axis of size 1."""
     scope[f"d_{dtype}"] = np.dtype(dtype).type
-    lines = [f"    b = words({table}[{k}], {frame.BUFFER_WORDS})"]
-    shape = "(1,)"
-    if rank:
-        lines.append(f"    s = words(b[{frame.SIZES}], {rank})")
-        shape = f"({''.join(f's[{axis}], ' for axis in range(rank))})"
-    return [*lines, f"    {name}{k} = carray(pointer(b[{frame.DATA}]), {shape}, d_{dtype})"]
+    return [
+        f"    values, sizes = buffer_at(frame_address, {table}, {k}, {rank})",
+        f"    {name}{k} = carray(values, sizes, d_{dtype})",
+    ]
 
 
 def _inputs_of_element(signature: Signature) -> list[str]:
