@@ -266,7 +266,7 @@ NUMBERS = st.recursive(
 
 
 @pytest.mark.slow
-@hypothesis.settings(max_examples=5, deadline=None, database=None)
+@hypothesis.settings(max_examples=3, deadline=None, database=None)
 @hypothesis.given(st.tuples(NUMBERS, NUMBERS), st.sampled_from([F, np.int32]))
 def test_random_kernels(texts, dtype):
     kernel = numba.njit(eval(f"lambda x, n, s: ({texts[0]} + x, {texts[1]} + n * 0)", {"np": np}))
