@@ -10,4 +10,4 @@ Reading order: `functions` (what can be native), `frame` (what XLA hands over, a
 """
 
 from jaxpyop._native.check import native_block, state, target
-from jaxpyop._native.functions import DTYPES, Constant, Ordinary, Signature, is_dispatcher, is_native
+from jaxpyop._native.functions import DTYPES, Constant, Filled, Ordinary, Signature, Zeros, is_dispatcher, is_native

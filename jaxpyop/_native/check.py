@@ -11,6 +11,7 @@ import functools
 import importlib.util
 import os
 import platform
+import threading
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -21,6 +22,8 @@ import numpy as np
 from jaxpyop._native.functions import Ordinary, Signature
 
 _KNOWN = "native calls"
+# Threads may make their first native calls at once, and XLA takes one handler.
+_checking = threading.Lock()
 
 
 def target() -> str:
@@ -60,9 +63,14 @@ def _block(signature: Signature, fall_back: Callable[[Sequence[Any], Sequence[An
     return frame.Block(kernels.kernel_of(signature), fall_back)
 
 
-@functools.cache
 def _why_not() -> str:
     """Why no call is native; empty if calls may be."""
+    with _checking:
+        return _found_out()
+
+
+@functools.cache
+def _found_out() -> str:
     if os.environ.get("JAXPYOP_NATIVE", "1") == "0":
         return "the environment variable JAXPYOP_NATIVE is 0"
     if platform.machine() not in ("x86_64", "AMD64"):
@@ -73,7 +81,7 @@ def _why_not() -> str:
             thread.submit(_check).result()
     except Exception as error:
         text = f"a check of native calls failed, so that functions of Numba's are called through Python: {error}"
-        warnings.warn(text, RuntimeWarning, stacklevel=2)
+        warnings.warn(text, RuntimeWarning, stacklevel=3)
         return f"a check failed: {error}"
     return ""
 

@@ -1,7 +1,7 @@
 """The call frame of XLA's foreign function interface, read by code that Numba compiles; and the way back into Python.
 
 XLA calls a handler with the address of a frame, whose layout its documented C header gives (`xla/ffi/api/c_api.h`). One
-handler serves all kernels (`_enter`). It reads the address of a block of four words from the call's only attribute: the
+handler serves all kernels (`_enter`). It reads the address of a block from the call's only attribute: three words, the
 address of a kernel, the number of the call, and a count of its runs. So XLA is given one target for good, and the code
 of a kernel lives as long as the programs that have its block.
 
@@ -28,14 +28,16 @@ ir: Any = importlib.import_module("llvmlite.ir")
 numba: Any = importlib.import_module("numba")
 cgutils: Any = importlib.import_module("numba.core.cgutils")
 intrinsic: Any = importlib.import_module("numba.extending").intrinsic
-carray, cfunc, njit, types = numba.carray, numba.cfunc, numba.njit, numba.types
+carray, types = numba.carray, numba.types
+# What is called from machine code alone needs no wrapper that Python calls, which takes a third of the time.
+njit = functools.partial(numba.njit, no_cpython_wrapper=True, no_cfunc_wrapper=True)
 
 # The words of a frame: at which a struct of the header begins, and what is in it.
 EXTENSION, API, ARGUMENTS, RESULTS, ATTRIBUTES, FRAME_WORDS = 1, 2, 9, 14, 20, 21
 # The words of a buffer that hold the address of its values, and that of its sizes.
 DATA, SIZES, BUFFER_WORDS = 3, 5, 6
 # The words of a block.
-KERNEL, NUMBER, RUNS, BLOCK_WORDS = 0, 1, 2, 3
+_KERNEL, _NUMBER, _RUNS, _BLOCK_WORDS = 0, 1, 2, 3
 _numbers = itertools.count(1)
 # A file of programs must not find the block of another process.
 TARGET = f"jaxpyop_native_{secrets.token_hex(8)}"
@@ -57,18 +59,34 @@ def words(address: Any, count: Any) -> Any:
 
 
 @intrinsic
-def _call(typing_context: Any, function: Any, argument: Any) -> Any:
-    """Call a C function, whose address is given, with an integer."""
+def buffer_at(typing_context: Any, frame_address: Any, table: Any, number: Any, axes: Any) -> Any:
+    """The address of the values of a buffer, and its sizes, of which one without axes has one: a single value.
+
+    Args:
+        typing_context: Numba's own.
+        frame_address: the call frame.
+        table: ARGUMENTS or RESULTS.
+        number: which of these.
+        axes: how many axes the buffer has.
+    """
+    if not isinstance(axes, types.IntegerLiteral):
+        return None
+    count = axes.literal_value
+    result = types.Tuple((types.voidptr, types.UniTuple(types.int64, max(1, count))))
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        kind = ir.FunctionType(ir.IntType(64), [ir.IntType(64)])
-        return builder.call(builder.inttoptr(args[0], kind.as_pointer()), [args[1]])
+        word, one = ir.IntType(64), ir.Constant(ir.IntType(64), 1)
+        at = lambda address, k: builder.load(builder.gep(builder.inttoptr(address, word.as_pointer()), [word(k)]))
+        buffer = at(at(args[0], table.literal_value), number.literal_value)
+        sizes = [at(at(buffer, SIZES), axis) for axis in range(count)] or [one]
+        values = builder.inttoptr(at(buffer, DATA), cgutils.voidptr_t)
+        return context.make_tuple(builder, result, (values, cgutils.pack_array(builder, sizes)))
 
-    return types.int64(types.int64, types.int64), generate
+    return result(frame_address, table, number, axes), generate
 
 
 @intrinsic
-def add_to_word(typing_context: Any, address: Any, number: Any) -> Any:
+def _add_to_word(typing_context: Any, address: Any, number: Any) -> Any:
     """Add a number to the word at an address, whatever other threads do to it."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -79,7 +97,7 @@ def add_to_word(typing_context: Any, address: Any, number: Any) -> Any:
 
 
 @intrinsic
-def set_mode(typing_context: Any, mode: Any) -> Any:
+def _set_mode(typing_context: Any, mode: Any) -> Any:
     """Set the mode of the processor for floating-point numbers (x86's MXCSR), and return the mode before."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -137,25 +155,47 @@ def call_overload(typing_context: Any, number: Any, args: Any) -> Any:
     result = types.Tuple((types.boolean, returned))
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        kind = context.call_conv.get_function_type(returned, wanted)
-        address = compiled.library.get_pointer_to_function(compiled.fndesc.llvm_func_name)
-        function = builder.inttoptr(ir.Constant(ir.IntType(64), address), kind.as_pointer())
+        address = ir.Constant(ir.IntType(64), address_of(compiled))
         triples = zip(cgutils.unpack_tuple(builder, values[1]), args, wanted)
         given = [() if isinstance(to, types.Omitted) else context.cast(builder, x, is_, to) for x, is_, to in triples]
-        status, found = context.call_conv.call_function(builder, function, returned, wanted, given)
-        with cgutils.if_unlikely(builder, status.is_python_exc):
-            # An exception in `objmode` would go on in the code that called the program.
-            python = context.get_python_api(builder)
-            lock = python.gil_ensure()
-            python.err_clear()
-            python.gil_release(lock)
-        return context.make_tuple(builder, result, (builder.not_(status.is_ok), found))
+        return context.make_tuple(builder, result, _called(context, builder, address, returned, wanted, given))
 
     return result(number, args), generate
 
 
-# Passed to `set_mode`: the mode as it is, with the smallest numbers.
-USUAL_MODE = -1
+@intrinsic
+def _call_kernel(typing_context: Any, address: Any, frame_address: Any) -> Any:
+    """Call a kernel by its address; returns 0 if it gave its results."""
+    wanted = (types.int64,)
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        raised, status = _called(context, builder, args[0], types.int64, wanted, args[1:])
+        return builder.or_(status, builder.zext(raised, ir.IntType(64)))
+
+    return types.int64(types.int64, types.int64), generate
+
+
+def _called(context: Any, builder: Any, address: Any, returned: Any, wanted: Any, given: Any) -> tuple[Any, Any]:
+    """Generate the call of a function of Numba's: whether it raised, and what it returned."""
+    kind = context.call_conv.get_function_type(returned, wanted)
+    function = builder.inttoptr(address, kind.as_pointer())
+    status, found = context.call_conv.call_function(builder, function, returned, wanted, given)
+    with cgutils.if_unlikely(builder, status.is_python_exc):
+        # An exception in `objmode` would go on in the code that called the program.
+        python = context.get_python_api(builder)
+        lock = python.gil_ensure()
+        python.err_clear()
+        python.gil_release(lock)
+    return builder.not_(status.is_ok), found
+
+
+def address_of(compiled: Any) -> int:
+    """The address of the machine code of what Numba compiled."""
+    return compiled.library.get_pointer_to_function(compiled.fndesc.llvm_func_name)
+
+
+# Passed to `_set_mode`: the mode as it is, with the smallest numbers.
+_USUAL_MODE = -1
 
 
 def _enter(frame_address: Any) -> Any:
@@ -166,7 +206,13 @@ def _enter(frame_address: Any) -> Any:
         return 0
     attribute = words(words(frame[ATTRIBUTES], 1)[0], 2)[1]
     block = words(attribute, 1)[0]
-    return _call(words(block, BLOCK_WORDS)[KERNEL], frame_address)
+    mode = _set_mode(_USUAL_MODE)
+    status = _call_kernel(words(block, _BLOCK_WORDS)[_KERNEL], frame_address)
+    _set_mode(mode)
+    if status != 0:
+        return _fall_back(frame_address)
+    _add_to_word(block + 8 * _RUNS, 1)
+    return 0
 
 
 class Block:
@@ -200,7 +246,7 @@ class Block:
     @property
     def runs(self) -> int:
         """How often the kernel ran."""
-        return int(self.words[RUNS])
+        return int(self.words[_RUNS])
 
 
 _blocks: weakref.WeakValueDictionary[int, Block] = weakref.WeakValueDictionary()
@@ -232,7 +278,7 @@ def _fall_back(frame_address: int) -> int:
     frame = _words_at(frame_address, FRAME_WORDS)
     try:
         attribute = _words_at(_words_at(frame[ATTRIBUTES], 1)[0], 2)[1]
-        block = _blocks[_words_at(_words_at(attribute, 1)[0], BLOCK_WORDS)[NUMBER]]
+        block = _blocks[_words_at(_words_at(attribute, 1)[0], _BLOCK_WORDS)[_NUMBER]]
         inputs = _arrays(frame[ARGUMENTS], frame[ARGUMENTS - 2])
         block.fall_back(inputs, _arrays(frame[RESULTS], frame[RESULTS - 2]))
     except BaseException as error:
@@ -247,13 +293,10 @@ def _error_of(api: int, text: str) -> int:
     return create(ctypes.addressof(arguments))
 
 
-fall_back = _fall_back
-
-
 @functools.cache
 def register() -> None:
     """Register the handler with XLA, once."""
-    handler = cfunc(types.int64(types.int64), nopython=True)(_enter)
+    handler = numba.cfunc(types.int64(types.int64), nopython=True)(_enter)
     _kept.append(handler)
     jax.ffi.register_ffi_target(TARGET, jax.ffi.pycapsule(ctypes.c_void_p(handler.address)), platform="cpu")
 

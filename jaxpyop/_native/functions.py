@@ -29,10 +29,24 @@ class Constant:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Zeros:
+    """An argument that is an array of zeros, of the shape and dtype of an input, whose number is given."""
+
+    like: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Filled:
+    """An argument that is the memory of a result, by its number. It is zero at first, and the function fills it."""
+
+    number: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Signature:
     """A native call: a function with the types of its inputs and results.
 
-    A part of an argument is the number of an array, a `Constant`, or a tuple of parts.
+    A part of an argument is the number of an array, a `Constant`, `Zeros`, `Filled`, or a tuple of parts.
 
     Attributes:
         func: the function.
@@ -40,7 +54,7 @@ class Signature:
         kwargs: its keyword arguments, as pairs.
         inputs: the dtype of each array that it gets, and the number of its axes.
         results: the same of each result.
-        returns: what it returns: the number of a result, or a tuple of these.
+        returns: what it returns: the number of a result, or a tuple of these; None if it fills them.
         cast: gives the least and the greatest number that a dtype may become another dtype with, the least above the
             greatest if any may, and raises `Ordinary` if it may not.
         masks: for each axis of a batch that the kernel loops over, which arrays have it.

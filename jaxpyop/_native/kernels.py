@@ -12,14 +12,15 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import inspect
+import itertools
 import weakref
 from typing import Any
 
 import numpy as np
 
 from jaxpyop._native import frame
-from jaxpyop._native.frame import carray, cfunc, njit, types
-from jaxpyop._native.functions import Ordinary, Signature, is_element_wise
+from jaxpyop._native.frame import carray, njit, types
+from jaxpyop._native.functions import Filled, Ordinary, Signature, Zeros, is_element_wise
 
 numba: Any = importlib.import_module("numba")
 _dtypes: Any = importlib.import_module("numba.np.numpy_support")
@@ -27,6 +28,10 @@ as_dtype, from_dtype = _dtypes.as_dtype, _dtypes.from_dtype
 
 # By their signatures and overloads. A function that is recompiled has other overloads.
 _kernels: weakref.WeakValueDictionary[Any, Kernel] = weakref.WeakValueDictionary()
+# LLVM does not give back the memory of machine code, about half a megabyte for each kernel, which a program that makes
+# a new function at each step would run out of.
+_MOST_KERNELS = 1000
+_numbers = itertools.count()
 
 
 @dataclasses.dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
@@ -34,7 +39,7 @@ class Kernel:
     """The code that XLA calls.
 
     Attributes:
-        code: Numba's C function.
+        code: what Numba compiled it to.
         overload: the function that it calls.
     """
 
@@ -43,7 +48,7 @@ class Kernel:
 
     @property
     def address(self) -> int:
-        return self.code.address
+        return frame.address_of(self.code)
 
 
 def kernel_of(signature: Signature) -> Kernel:
@@ -106,11 +111,14 @@ def _type_of(signature: Signature, part: Any) -> Any:
         return types.BaseTuple.from_types([_type_of(signature, one) for one in part])
     if isinstance(part, _Omitted):
         return types.Omitted(part.default)
-    if not isinstance(part, int):
+    if isinstance(part, Filled):
+        dtype, rank = signature.results[part.number]
+        return types.Array(from_dtype(np.dtype(dtype)), rank, "C")
+    if not isinstance(part, (int, Zeros)):
         return numba.typeof(part.value)
-    dtype, rank = signature.inputs[part]
-    scalar = from_dtype(np.dtype(dtype))
-    return types.Array(scalar, rank, "C", readonly=not signature.copy) if rank else scalar
+    dtype, rank = signature.inputs[part.like if isinstance(part, Zeros) else part]
+    scalar, is_lent = from_dtype(np.dtype(dtype)), isinstance(part, int) and not signature.copy
+    return types.Array(scalar, rank, "C", readonly=is_lent) if rank else scalar
 
 
 def _are_alike(given: Any, wanted: Any) -> bool:
@@ -149,6 +157,11 @@ def _call_text(signature: Signature, args: tuple[Any, ...], overload: Any, scope
             return f"({''.join(text(one) + ', ' for one in part)})"
         if isinstance(part, int):
             return f"x{part}"
+        if isinstance(part, Filled):
+            return f"w{part.number}"
+        if isinstance(part, Zeros):
+            dtype, rank = signature.inputs[part.like]
+            return f"zeros_like(x{part.like})" if rank else f"d_{dtype}(0)"
         if isinstance(part, _Omitted) or part.value is None:
             return "None"
         name = f"c{len(scope)}"
@@ -161,29 +174,32 @@ def _call_text(signature: Signature, args: tuple[Any, ...], overload: Any, scope
 
 
 def _compiled(signature: Signature, compiled: Any, args: tuple[Any, ...]) -> Kernel:
-    scope = {"f": signature.func, "words": frame.words, "carray": carray, "pointer": frame.pointer}
-    scope["call_overload"] = frame.call_overload
+    if next(_numbers) >= _MOST_KERNELS:
+        raise Ordinary(f"{_MOST_KERNELS} kernels were compiled in this process, whose memory Numba keeps")
+    scope = {"f": signature.func, "carray": carray, "buffer_at": frame.buffer_at}
+    scope |= {"call_overload": frame.call_overload, "zeros_like": np.zeros_like}
     overload = frame.Overload(compiled)
-    lines = ["def run(frame_address):", f"    frame = words(frame_address, {frame.FRAME_WORDS})"]
-    lines += [f"    args = words(frame[{frame.ARGUMENTS}], {max(1, len(signature.inputs))})"]
-    lines += [f"    rets = words(frame[{frame.RESULTS}], {len(signature.results)})"]
+    lines = ["def run(frame_address):"]
     axes = signature.axes
     for k, (dtype, rank) in enumerate(signature.inputs):
-        lines += _array("a", "args", k, dtype, rank + sum(mask[k] for mask in signature.masks), scope)
+        lines += _array("a", frame.ARGUMENTS, k, dtype, rank + sum(mask[k] for mask in signature.masks), scope)
     for k, (dtype, rank) in enumerate(signature.results):
-        lines += _array("o", "rets", k, dtype, rank + axes, scope)
+        lines += _array("o", frame.RESULTS, k, dtype, rank + axes, scope)
     indent = "    "
     for axis in range(axes):
         lines.append(f"{indent}for i{axis} in range(o0.shape[{axis}]):")
         indent += "    "
-    body = [*_inputs_of_element(signature), _call_text(signature, args, overload, scope), "if e:", "    return 1"]
+    body = [*_inputs_of_element(signature), *_memory_of_element(signature)]
+    body += [_call_text(signature, args, overload, scope), "if e:", "    return 1"]
     returned = _returned_type(signature, compiled.signature.return_type)
     for k, part, kind in _returned_parts(signature.returns, "y", returned):
         body += _store(signature, k, part, kind, scope)
     lines += [indent + line for line in body]
     lines.append("    return 0")
     exec("\n".join(lines), scope)
-    return Kernel(_entered(njit(scope["run"])), overload)
+    run = njit(scope["run"])
+    run.compile((types.int64,))
+    return Kernel(run.overloads[types.int64,], overload)
 
 
 def _returned_type(signature: Signature, kind: Any) -> Any:
@@ -194,38 +210,13 @@ def _returned_type(signature: Signature, kind: Any) -> Any:
     return types.Array(kind, rank, "C") if rank else kind
 
 
-def _entered(run: Any) -> Any:
-    """The function of C that runs a kernel's body, or has Python do it."""
-    fall_back, set_mode, usual = frame.fall_back, frame.set_mode, frame.USUAL_MODE
-    words, add_to_word, attributes, runs = frame.words, frame.add_to_word, frame.ATTRIBUTES, 8 * frame.RUNS
-    count = frame.FRAME_WORDS
-
-    def kernel(frame_address: Any) -> Any:
-        status = 1
-        mode = set_mode(usual)
-        try:
-            status = run(frame_address)
-        except Exception:
-            status = 1
-        set_mode(mode)
-        if status != 0:
-            return fall_back(frame_address)
-        block = words(words(words(words(frame_address, count)[attributes], 1)[0], 2)[1], 1)[0]
-        add_to_word(block + runs, 1)
-        return 0
-
-    return cfunc(types.int64(types.int64), nopython=True)(kernel)
-
-
-def _array(name: str, table: str, k: int, dtype: str, rank: int, scope: dict[str, Any]) -> list[str]:
+def _array(name: str, table: int, k: int, dtype: str, rank: int, scope: dict[str, Any]) -> list[str]:
     """The lines that make an array of a buffer of the frame. One without axes gets an axis of size 1."""
     scope[f"d_{dtype}"] = np.dtype(dtype).type
-    lines = [f"    b = words({table}[{k}], {frame.BUFFER_WORDS})"]
-    shape = "(1,)"
-    if rank:
-        lines.append(f"    s = words(b[{frame.SIZES}], {rank})")
-        shape = f"({''.join(f's[{axis}], ' for axis in range(rank))})"
-    return [*lines, f"    {name}{k} = carray(pointer(b[{frame.DATA}]), {shape}, d_{dtype})"]
+    return [
+        f"    values, sizes = buffer_at(frame_address, {table}, {k}, {rank})",
+        f"    {name}{k} = carray(values, sizes, d_{dtype})",
+    ]
 
 
 def _inputs_of_element(signature: Signature) -> list[str]:
@@ -235,6 +226,19 @@ def _inputs_of_element(signature: Signature) -> list[str]:
         index = f"[{', '.join(own)}]" if own else "" if rank else "[0]"
         # The function may write into what it gets.
         lines.append(f"x{k} = a{k}{index}{'.copy()' if rank and signature.copy else ''}")
+    return lines
+
+
+def _memory_of_element(signature: Signature) -> list[str]:
+    """The lines that make the arrays that the function fills, if it does: w0, w1 and so on."""
+    lines: list[str] = []
+    for k, (dtype, rank) in enumerate(signature.results if signature.returns is None else ()):
+        index = [f"i{axis}" for axis in range(signature.axes)]
+        whole = f"o{k}[{', '.join(index)}]" if index else f"o{k}"
+        if not rank:
+            *outer, last = index or ["0"]
+            whole = f"o{k}[{', '.join([*outer, f'{last}:{last} + 1'])}].reshape(())"
+        lines += [f"w{k} = {whole}", f"w{k}[...] = d_{dtype}(0)"]
     return lines
 
 

@@ -199,6 +199,58 @@ def test_what_rules_of_numba_may_return(rule, wanted):
     np.testing.assert_array_equal(found, [[wanted] * 3, [0] * 3])
 
 
+@numba.njit
+def parts(x):
+    return x * x, x + 1, np.argmax(x)
+
+
+@numba.njit
+def parts_vjp(inputs, outputs, cotangents):
+    return (2 * inputs[0] * cotangents[0] + outputs[2] * cotangents[1],)
+
+
+@numba.njit
+def differences(x):
+    return x[1:] - x[:-1]
+
+
+@numba.njit
+def differences_transpose(cotangents):
+    found = np.zeros(cotangents.size + 1, np.float32)
+    found[1:] += cotangents
+    found[:-1] -= cotangents
+    return found
+
+
+@numba.njit
+def fills_out(x, out):
+    out[0][...] = x.sum()
+    out[1][:2] = x[:2] > 0
+    x[:] = 0
+
+
+numbers = numpy_function(Tout=(F, F, np.int32(0)), vjp=parts_vjp)(parts)
+linear = numpy_function(Tout=F, output_shapes=(2,), transpose=differences_transpose)(differences)
+filled = numpy_function(Tout=(F(0), np.zeros(3, bool)), out=True)(fills_out)
+DECLARED = {
+    "results that are not used, or integers": (jax.grad(lambda x: numbers(x)[0].sum()), 2 * V),
+    "transpose": (jax.grad(lambda x: (linear(x) ** 2).sum()), np.array([3.5, -10, 6.5])),
+    "out": (filled, (F(1.25), np.array([True, False, False]))),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", DECLARED)
+def test_other_rules_and_out_are_native(name, caplog, through_python):
+    op, wanted = DECLARED[name]
+    program = lambda x: (op(x), jax.vmap(op)(jnp.stack([x, x + 1])))
+    with caplog.at_level(logging.INFO, "jaxpyop"):
+        in_program = outcome(jax.jit(program), V)
+    assert in_program == through_python(program, V)
+    assert "through Python" not in caplog.text
+    jax.tree.map(np.testing.assert_array_equal, jax.jit(op)(V), wanted)
+
+
 # Expressions of a float32 array x, an int32 array n of its shape, and a number s.
 NUMBERS = st.recursive(
     st.sampled_from(["x", "n", "s", "2", "0.5", "x[::-1]", "x.sum()", "n.max()"]),
@@ -214,7 +266,7 @@ NUMBERS = st.recursive(
 
 
 @pytest.mark.slow
-@hypothesis.settings(max_examples=5, deadline=None, database=None)
+@hypothesis.settings(max_examples=3, deadline=None, database=None)
 @hypothesis.given(st.tuples(NUMBERS, NUMBERS), st.sampled_from([F, np.int32]))
 def test_random_kernels(texts, dtype):
     kernel = numba.njit(eval(f"lambda x, n, s: ({texts[0]} + x, {texts[1]} + n * 0)", {"np": np}))

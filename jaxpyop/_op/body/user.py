@@ -16,6 +16,7 @@ import numpy as np
 
 from jaxpyop import _jaxcore
 from jaxpyop._host import call_where_op_runs, forget_locals, kept_of, lend_results, metrics, refusal, return_results
+from jaxpyop._native import Filled
 from jaxpyop._op.body.advice import advise, call_and_warn_of_changes, call_with_advice
 from jaxpyop._op.body.body import Body, element_structs, full
 from jaxpyop._op.request import Op, is_differentiable
@@ -248,8 +249,11 @@ class UserBody(Body):
 class FilledBody(UserBody):
     """The user's function, which fills arrays. They are the results, unless they are in XLA's memory already."""
 
-    def written(self, arrays: Sequence[Any]) -> None:
-        return None
+    def written(self, arrays: Sequence[Any]) -> tuple[Sequence[Any], dict[str, Any], Any, bool] | None:
+        if (found := super().written(arrays)) is None:
+            return None
+        args, kwargs, returns, _ = found
+        return args, {**kwargs, "out": jax.tree.map(Filled, returns)}, None, False
 
     def shapes(self, structs: Sequence[Struct]) -> list[Struct]:
         return super().shapes(structs[: len(self.inputs.key_impls)])

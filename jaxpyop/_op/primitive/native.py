@@ -17,7 +17,7 @@ import numpy as np
 
 from jaxpyop import _jaxcore
 from jaxpyop._host import Batch, Host, metrics
-from jaxpyop._native import DTYPES, Constant, Ordinary, Signature, is_native, native_block, target
+from jaxpyop._native import DTYPES, Constant, Filled, Ordinary, Signature, Zeros, is_native, native_block, target
 from jaxpyop._op.primitive.call import Call
 from jaxpyop._op.values import number_rule
 
@@ -43,10 +43,11 @@ def lowered_natively(ctx: Any, host: Host, operands: Sequence[Any]) -> Sequence[
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Array:
-    """Stands for an array of the call, by its number."""
+    """Stands for an array of the call, by its number, or for one of zeros that is like it."""
 
     number: int
     dtype: np.dtype[Any]
+    is_zero: bool = False
 
 
 def _signature(call: Call, batch: Batch, avals_in: Sequence[Any], avals_out: Sequence[Any]) -> Signature:
@@ -76,7 +77,9 @@ def _signature(call: Call, batch: Batch, avals_in: Sequence[Any], avals_out: Seq
 
 def _part(value: Any) -> Any:
     if isinstance(value, _Array):
-        return value.number
+        return Zeros(value.number) if value.is_zero else value.number
+    if isinstance(value, Filled):
+        return value
     if value is None or type(value) in (bool, int, float, complex):
         return Constant(value, repr(value))
     if type(value) is tuple:

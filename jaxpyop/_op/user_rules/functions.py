@@ -6,6 +6,8 @@ structure of `Tout`. What it returns is taken apart by the same structures, and 
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,6 +17,7 @@ import numpy as np
 
 from jaxpyop._host import SEQUENTIAL, Method, refusal
 from jaxpyop._jaxcore import is_inexact
+from jaxpyop._native import is_native
 from jaxpyop._op.body import Body, DerivativeBody, UserBody, call_with_advice
 from jaxpyop._op.request import Op, is_differentiable, numerical
 from jaxpyop._op.values import Leaf, Struct, cast_to_numpy, check_traced, decode, show_shape, spread
@@ -57,7 +60,7 @@ class JvpRule(DerivativeBody):
         return tangents_of_results(self.op, found, with_lead(outputs, lead), traced)
 
     def written(self, arrays: Sequence[Any]) -> tuple[Sequence[Any], dict[str, Any], Any, bool] | None:
-        if not _has_arrays_alone(self):
+        if has_padding_or_keys(self.base) or not all(map(is_inexact, self.op.spec.leaves)):
             return None
         inputs, outputs, tangents = self.split(arrays)
         arguments, leaves = self.base.arguments, self.op.spec.leaves
@@ -81,20 +84,28 @@ class VjpRule(DerivativeBody):
         return cotangents_of_inputs(self.base, "vjp", found, with_lead(inputs, lead), self.perturbed, traced)
 
     def written(self, arrays: Sequence[Any]) -> tuple[Sequence[Any], dict[str, Any], Any, bool] | None:
-        # A cotangent that is zero is an array that no one has.
-        if not _has_arrays_alone(self) or not all(self.nonzero or ()):
+        if has_padding_or_keys(self.base):
             return None
         inputs, outputs, cotangents = self.split(arrays)
-        arguments, wanted = self.base.arguments, iter(range(sum(self.perturbed)))
-        args = arguments.filled(inputs), in_structure(self.op, outputs), in_structure(self.op, cotangents)
-        numbers = [next(wanted) if p else -1 if is_inexact(x) else None for p, x in zip(self.perturbed, inputs)]
-        return args, {}, arguments.filled_with_tangents(numbers), True
+        zero = lambda out: dataclasses.replace(out, is_zero=True) if is_inexact(out) else None
+        given = [zero(out) if c is None else c for c, out in zip(self.per_result(cotangents, outputs), outputs)]
+        args = self.base.arguments.filled(inputs), in_structure(self.op, outputs), in_structure(self.op, given)
+        return args, {}, places_of_cotangents(self, inputs), True
 
 
-def _has_arrays_alone(rule: DerivativeBody) -> bool:
-    """Tell whether a rule gets and returns no more than arrays that have a derivative."""
-    spec, keys = rule.op.spec, rule.base.inputs.key_impls
-    return spec.returned_spec is None and not any(keys) and all(map(is_inexact, spec.leaves))
+def places_of_cotangents(rule: DerivativeBody, inputs: Sequence[Any]) -> tuple[Any, ...]:
+    """The structure of what a rule for cotangents returns: the number of a result of the call for each array.
+
+    It is -1 for a cotangent that nobody asked for, and None for what can have none.
+    """
+    wanted = itertools.count()
+    places = [next(wanted) if p else -1 if is_inexact(x) else None for p, x in zip(rule.perturbed, inputs)]
+    return rule.base.arguments.filled_with_tangents(places)
+
+
+def has_padding_or_keys(base: UserBody) -> bool:
+    """Tell whether a function has padded results or typed keys, which its rules get in another form than arrays."""
+    return base.op.spec.returned_spec is not None or any(base.inputs.key_impls)
 
 
 def in_structure(op: Op, values: Sequence[Any]) -> Any:
@@ -113,13 +124,17 @@ def _as_number(value: Any) -> Any:
 def cotangents_of_results(
     rule: DerivativeBody, cotangents: Sequence[Any], outputs: Sequence[Any], lead: tuple[int, ...]
 ) -> list[Any]:
-    """Return a cotangent for each result of the function: zeros where JAX gives none."""
+    """Return a cotangent for each result of the function: zeros where JAX gives none.
+
+    A result that cannot have a cotangent has one of float0, for a rule that can get one: JAX cannot trace these, and
+    Numba does not have them.
+    """
+    has_float0 = not is_differentiable(rule.func) and not is_native(rule.func)
     zeros = jnp.zeros if rule.op.on_jax else np.zeros
 
     def zero(out: Any) -> Any:
         if not is_inexact(out):
-            # JAX cannot trace arrays of float0, so a rule that is an op gets None for an integer result.
-            return None if is_differentiable(rule.func) else np.zeros(out.shape, jax.dtypes.float0)
+            return np.zeros(out.shape, jax.dtypes.float0) if has_float0 else None
         return zeros((*lead, *out.shape[len(lead) :]), out.dtype)
 
     return [zero(out) if ct is None else ct for ct, out in zip(rule.per_result(cotangents, outputs), outputs)]

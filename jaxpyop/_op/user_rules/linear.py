@@ -6,6 +6,7 @@ of every order.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,7 +14,14 @@ import numpy as np
 
 from jaxpyop._jaxcore import is_inexact
 from jaxpyop._op.body import DerivativeBody, call_with_advice, element_structs
-from jaxpyop._op.user_rules.functions import cotangents_of_inputs, cotangents_of_results, in_structure, with_lead
+from jaxpyop._op.user_rules.functions import (
+    cotangents_of_inputs,
+    cotangents_of_results,
+    has_padding_or_keys,
+    in_structure,
+    places_of_cotangents,
+    with_lead,
+)
 from jaxpyop._op.values import Struct
 
 
@@ -28,6 +36,14 @@ class LinearTangents(DerivativeBody):
         moved = [(np.zeros_like(x) if is_inexact(x) else x) if t is None else t for x, t in pairs]
         return self.wanted([value for value in self.base.run(moved, lead) if is_inexact(value)])
 
+    def written(self, arrays: Sequence[Any]) -> tuple[Sequence[Any], dict[str, Any], Any, bool] | None:
+        if not all(map(is_inexact, self.op.spec.leaves)) or self.results is not None:
+            return None
+        inputs, _, tangents = self.split(arrays)
+        pairs = zip(inputs, self.per_input(tangents))
+        zero = lambda x: dataclasses.replace(x, is_zero=True) if is_inexact(x) else x
+        return self.base.written([zero(x) if t is None else t for x, t in pairs])
+
 
 class LinearCotangents(DerivativeBody):
     """The user's `transpose=` function: it maps the results' cotangents to the floating inputs' cotangents."""
@@ -41,3 +57,10 @@ class LinearCotangents(DerivativeBody):
         cotangents = in_structure(self.op, cotangents_of_results(self, given, outputs, lead))
         found = call_with_advice(self.op, "transpose", self.func, (cotangents,), {})
         return cotangents_of_inputs(self.base, "transpose", found, with_lead(inputs, lead), self.perturbed)
+
+    def written(self, arrays: Sequence[Any]) -> tuple[Sequence[Any], dict[str, Any], Any, bool] | None:
+        if has_padding_or_keys(self.base) or not all(self.nonzero or ()):
+            return None
+        inputs, _, given = self.split(arrays)
+        cotangents = in_structure(self.op, self.per_result(given, self.op.spec.leaves))
+        return (cotangents,), {}, places_of_cotangents(self, inputs), True

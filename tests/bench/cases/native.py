@@ -40,9 +40,42 @@ def _force(inputs, outputs, cotangents):
     return (slope,)
 
 
-def _op(func, tout=jnp.float32, **rules):
+def _energy_and_steps(x):
+    steps = x[1:] - x[:-1]
+    return (steps**2).sum(), steps
+
+
+def _force_of_steps(inputs, outputs, cotangents):
+    slope = inputs[0] * 0
+    slope[1:] += 2 * outputs[1] * cotangents[0]
+    slope[:-1] -= 2 * outputs[1] * cotangents[0]
+    return (slope,)
+
+
+def _force_of_residuals(steps, cotangents):
+    slope = np.zeros(steps.size + 1, np.float32)
+    slope[1:] += 2 * steps * cotangents
+    slope[:-1] -= 2 * steps * cotangents
+    return (slope,)
+
+
+def _sums(x):
+    return np.cumsum(x)
+
+
+def _sums_transpose(cotangents):
+    return np.cumsum(cotangents[::-1])[::-1]
+
+
+def _fill(x, out):
+    for k in range(x.size):
+        out[k] = -x[k]
+
+
+def _op(func, tout=jnp.float32, out=False, copy=True, **rules):
     njit = importlib.import_module("numba").njit
-    return jaxpyop.numpy_function(Tout=tout, **{name: njit(rule) for name, rule in rules.items()})(njit(func))
+    rules = {name: tuple(map(njit, rule)) if type(rule) is tuple else njit(rule) for name, rule in rules.items()}
+    return jaxpyop.numpy_function(Tout=tout, out=out, copy=copy, **rules)(njit(func))
 
 
 def _pure(func, like=ONE):
@@ -77,11 +110,31 @@ def native_batches():
 
 
 def native_gradients():
+    with_steps = _op(_energy_and_steps, (SCALAR, jax.ShapeDtypeStruct((9,), jnp.float32)), vjp=_force_of_steps)
     programs = {
         "a rule of Numba's": jax.grad(_op(_energy, SCALAR, vjp=_force)),
+        "one that reads a result": jax.grad(lambda x: with_steps(x)[0]),
+        "(fwd, bwd), by Python": jax.grad(_op(_energy, SCALAR, vjp=(_energy_and_steps, _force_of_residuals))),
         "jax.numpy": jax.grad(lambda x: jnp.sum((x[1:] - x[:-1]) ** 2)),
     }
     return compare_compiled("native, gradient, float32[10]", programs, jnp.linspace(0, 1, 10) ** 2)
+
+
+def native_linear():
+    programs = {
+        "transpose= of Numba's": jax.grad(lambda x: jnp.sum(_op(_sums, transpose=_sums_transpose)(x) ** 2)),
+        "jax.numpy": jax.grad(lambda x: jnp.sum(jnp.cumsum(x) ** 2)),
+    }
+    return compare_compiled("native, linear, gradient, float32[10]", programs, jnp.linspace(0, 1, 10))
+
+
+def native_out():
+    programs = {
+        "out=True": _op(_fill, out=True, copy=False),
+        "a returned array": _op(_negative, copy=False),
+        "jit without a callback": jnp.negative,
+    }
+    return compare_compiled("native, float32[1000000]", programs, jnp.ones(1_000_000), calls=3, samples=15)
 
 
 def native_devices():
@@ -96,4 +149,5 @@ def native_devices():
     return compare("native, shard_map", programs)
 
 
-GROUPS = [native_calls, native_loops, native_batches, native_gradients, native_devices] if optional("numba") else []
+_ALL = [native_calls, native_loops, native_batches, native_gradients, native_linear, native_out, native_devices]
+GROUPS = _ALL if optional("numba") else []
