@@ -278,5 +278,6 @@ def _may_be(node: Node, code: types.CodeType) -> bool:
     return code.co_name == "<lambda>" and (not starts or min(starts) == (node.body.lineno, node.body.col_offset))
 
 
-def contains(kind: type[ast.stmt], statements: list[ast.stmt]) -> bool:
-    return any(isinstance(n, kind) for s in statements for n in ast.walk(s))
+@functools.lru_cache(maxsize=4096)
+def contains(kind: type[ast.stmt], loop: ast.While | ast.For) -> bool:
+    return any(isinstance(n, kind) for s in loop.body for n in ast.walk(s))

@@ -6,7 +6,6 @@ import ast
 import contextlib
 import functools
 import itertools
-import operator
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -76,7 +75,7 @@ class Statements(Functions):
             left = status.hi if status.hi == NORMAL + 1 else Num("i", status.val, NORMAL + 1, status.hi)
             self.write(env, "$status", left)
 
-        return self.branch(self.truth(num_compare(operator.eq, status, NORMAL)), go, skip)
+        return self.branch(self.truth(self.compare(ast.Eq, status, NORMAL)), go, skip)
 
     # ------------------------------------------------------------ simple statements
 
@@ -240,7 +239,7 @@ class Statements(Functions):
     def _leave_loop(self, s: Loop, env: Obj) -> None:
         """After a loop: its `break` is over, and `else` runs if there was none. A `break` there is the outer loop's."""
         status = env.slots["$status"]
-        endless = isinstance(s, ast.While) and isinstance(s.test, ast.Constant) and not contains(ast.Break, s.body)
+        endless = isinstance(s, ast.While) and isinstance(s.test, ast.Constant) and not contains(ast.Break, s)
         if isinstance(status, Num) and endless:
             # Only a return leaves such a loop.
             self.write(env, "$status", RETURN)
@@ -258,7 +257,7 @@ class Statements(Functions):
         """After a turn or a loop, a status above `most` has done what it does, and is normal again."""
         status = env.slots["$status"]
         exits = ((RETURN, ast.Return), (BREAK, ast.Break))
-        highest = max((n for n, kind in exits if n <= most and contains(kind, s.body)), default=NORMAL)
+        highest = max((n for n, kind in exits if n <= most and contains(kind, s)), default=NORMAL)
         if isinstance(status, Num) and highest > NORMAL:
             val = wide(lambda: jnp.where(status.val > most, np.int64(NORMAL), status.val))
             self.write(env, "$status", Num("i", val, NORMAL, highest))
@@ -300,7 +299,7 @@ class Statements(Functions):
 
         So it must change nothing, and no loop may begin in it if Python does not.
         """
-        what, stays = "an iterator in a loop with an exit", num_compare(operator.eq, env.slots["$status"], NORMAL)
+        what, stays = "an iterator in a loop with an exit", self.compare(ast.Eq, env.slots["$status"], NORMAL)
         taken = self.having(taken=(*self.taken, (self.truth(stays), True)))
         with taken, self.unchanged(what), self.not_raising(f"in {what}"):
             yield
@@ -321,9 +320,9 @@ class Statements(Functions):
     def _for_range(self, s: ast.For, r: TracedRange, env: Obj, most: int | None = None) -> None:
         """Runs a loop over a range. If there are at most `most` turns, they are the last ones of a loop."""
         key = f"$i{s.lineno}.{s.col_offset}"
-        below = operator.lt if r.step > 0 else operator.gt
+        below = ast.Lt if r.step > 0 else ast.Gt
         self.write(env, key, r.start)
-        test = lambda: self.truth(num_compare(below, env.slots[key], r.stop))
+        test = lambda: self.truth(self.compare(below, env.slots[key], r.stop))
 
         def begin() -> None:
             i = env.slots[key]
