@@ -34,10 +34,12 @@ from jaxpyop._traced.values import *
 # How many sides of branches are looked at, and how deep calls are.
 _MOST_BRANCHES, _MOST_CALLS = 1000, 20
 # The length of an axis that depends on values.
-(LENGTH,) = export.symbolic_shape("n")
+LENGTH: Any = export.symbolic_shape("n")[0]
 _GENERATORS = np.random.Generator, np.random.RandomState, random.Random
-_OPERATORS = frozenset((*PYTHON_OPS.values(), *COMPARE.values(), operator.neg, operator.getitem))
-_MADE_FOR_JAX = "jax", "equinox", "flax", "haiku", "optax"
+# What has one result type for each of the types of the arguments.
+_PURE = OF_JAX.keys() | set(map(id, (*PYTHON_OPS.values(), *COMPARE.values(), operator.neg, operator.getitem)))
+# JAX's packages of functions that have no effects, and the libraries whose models may be given traced values.
+_PACKAGES, _LIBRARIES = {"numpy", "lax", "nn", "random", "scipy", "image", "ops"}, {"equinox", "flax", "haiku"}
 # What some functions give, whatever they are given.
 _GIVES = {id(f): kind for kind, fs in (("f", (float, round)), ("i", (int, len))) for f in fs}
 _OF_MATH = {"floor": "i", "ceil": "i", "trunc": "i", "isnan": "b", "isinf": "b", "isfinite": "b"}
@@ -45,10 +47,6 @@ _OF_MATH = {"floor": "i", "ceil": "i", "trunc": "i", "isnan": "b", "isinf": "b",
 # A value of this type that nobody computes.
 _unknown_p = core.Primitive("unknown")
 _unknown_p.def_abstract_eval(lambda *, shape, dtype: core.ShapedArray(shape, dtype))
-
-
-class Some(tuple[Any, ...]):
-    """The items of a list of any length. Its only item stands for each of them."""
 
 
 class _Outside(Foreign):
@@ -66,7 +64,7 @@ def _type_of_form(form: Form) -> Any:
 
 
 class _JoiningTypes(Joining):
-    """Makes one form of two numbers or arrays if they have one shape, and of lists that grow from turn to turn."""
+    """Makes one form of two numbers or arrays of one shape. A list that grows from turn to turn has unknown items."""
 
     @staticmethod
     def merges(a: Form, b: Form) -> bool:
@@ -74,12 +72,9 @@ class _JoiningTypes(Joining):
         return mergeable(a, b) or (None not in types and types[0][0] == types[1][0])
 
     def join(self, a: Form, b: Form) -> Form:
-        if a.value is UNKNOWN or b.value is UNKNOWN:
-            return const(UNKNOWN)
-        are_lists = a.kind == b.kind == "group" and a.own != b.own and {a.own[0], b.own[0]} <= {tuple, Some}
-        if are_lists and (self.widening or Some in (a.own[0], b.own[0])):
-            return Form("group", (Some, 1), (functools.reduce(self.join, (*a.parts, *b.parts)),), Some)
-        return super().join(a, b)
+        grows = self.widening and a.kind == b.kind == "group" and a.own[0] is b.own[0] is tuple and a.own != b.own
+        is_unknown = grows or a.value is UNKNOWN or b.value is UNKNOWN
+        return const(UNKNOWN) if is_unknown else super().join(a, b)
 
     def one(self, a: Form, b: Form) -> Form:
         if mergeable(a, b):
@@ -134,7 +129,7 @@ class Shapes(Interpreter):
             return run()
         except Refused as error:
             _check_begun(error)
-            if any_part(lambda v: isinstance(v, Obj), given):
+            if any_part(lambda v: isinstance(v, Obj) and v.cls != "frame", given):
                 error.where = self.line
                 raise
             return UNKNOWN
@@ -144,7 +139,7 @@ class Shapes(Interpreter):
 
     def get_attr(self, v: Any, name: str) -> Any:
         owner = v.func if isinstance(v, _Outside) else v
-        if isinstance(owner, _GENERATORS) or (owner is not v and _is_made_for_jax(owner)):
+        if type(owner) in _GENERATORS or (owner is not v and _is_made_for_jax(owner)):
             return self.outside(getattr(owner, name))
         return self.unless_refused(lambda: super(Shapes, self).get_attr(v, name), v)
 
@@ -162,8 +157,9 @@ class Shapes(Interpreter):
                 _check_begun(error)
                 return self._of_library(f, list(args), kwargs)
 
-        of_generator = isinstance(getattr(f, "__self__", None), _GENERATORS)
-        if of_generator or isinstance(f, _Outside) or (isinstance(f, types.FunctionType) and _is_without_jax(f)):
+        is_method = isinstance(f, types.MethodType) and _is_made_for_jax(f)
+        is_known = isinstance(f, types.FunctionType) and _is_without_jax(f)
+        if is_method or is_known or isinstance(f, _Outside) or type(_owner(f)) in _GENERATORS:
             run = functools.partial(self._of_library, f, list(args), kwargs)
         return UNKNOWN if f is print else self.unless_refused(run, f, *args, *kwargs.values())
 
@@ -172,14 +168,14 @@ class Shapes(Interpreter):
         f = f.func if isinstance(f, _Outside) else f
         if id(f) in _GIVES:
             return self.number(_GIVES[id(f)])
-        if f in (sum, max, min, sorted):
-            items = tuple(args[0].slots["items"]) if self._has_some(args[0]) else self.iterate(args[0])
+        if any(f is g for g in (sum, max, min, sorted)):
+            items = self.iterate(args[0])
             return self.new_list([self.one_of(items)] * len(items)) if f is sorted else self.one_of(items)
         if isinstance(f, np.ufunc):
             return self.call_jax(functools.partial(_broadcast, f.nout), args, {})
-        if isinstance(owner := getattr(f, "__self__", None), _GENERATORS):
+        if type(owner := _owner(f)) in _GENERATORS:
             return self.like(self.of_constants(getattr(copy.deepcopy(owner), f.__name__), args, kwargs))
-        if f in (np.random.default_rng, *_GENERATORS):
+        if any(f is g for g in (np.random.default_rng, *_GENERATORS)):
             return self.of_constants(f, args, kwargs)
         if (counterpart := _counterpart(f)) is not None:
             return wide(self.call_jax, functools.partial(_of_arrays, counterpart), args, kwargs)
@@ -194,8 +190,9 @@ class Shapes(Interpreter):
         if not any(map(is_array, leaves)):
             return super().python(f, *vs, **kw)
         key: Any = None
-        if id(f) in OF_JAX or f in _OPERATORS:
-            key = f, tree, tuple((x.shape, x.dtype) if is_array(x) else (type(x), repr(x)) for x in leaves)
+        plain = type, types.FunctionType
+        if id(f) in _PURE and all(is_array(x) or is_constant(x) or isinstance(x, plain) for x in leaves):
+            key = f, tree, tuple((x.shape, x.dtype) if is_array(x) else (type(x), x) for x in leaves)
         if key not in self.known:
             try:
                 outs, of_outs = jax.tree.flatten(f(*vs, **kw))
@@ -260,36 +257,17 @@ class Shapes(Interpreter):
 
     # ------------------------------------------------------------------------------ items
 
-    def _has_some(self, v: Any) -> bool:
-        return isinstance(v, Obj) and v.cls is list and type(v.slots["items"]) is Some
-
-    def new_list(self, items: Any) -> Obj:
-        return Obj(list, {"items": items}) if type(items) is Some else super().new_list(items)
-
     def items(self, obj: Obj) -> Any:
-        if type(obj.slots["items"]) is Some:
+        if obj.slots["items"] is UNKNOWN:
             raise Refused("a list whose length depends on values")
         return super().items(obj)
 
-    def mapped(self, f: Callable[[Any], Any], v: Any) -> Any:
-        if self._has_some(v):
-            x = jnp.asarray(f(v.slots["items"][0]))
-            return self.of_type((LENGTH, *x.shape), x.dtype)
-        return super().mapped(f, v)
-
     def with_items(self, obj: Obj, f: Callable[[Any], tuple[Any, Any]]) -> Any:
-        if not self._has_some(obj):
-            return super().with_items(obj, f)
-        new, result = f(tuple(obj.slots["items"]) * 2)
-        self.write(obj, "items", Some([self.one_of(new)]) if new else obj.slots["items"])
-        return result
+        return UNKNOWN if obj.slots["items"] is UNKNOWN else super().with_items(obj, f)
 
     def list_method(self, v: Obj, name: str, args: list[Any]) -> Any:
-        if name == "index":
-            return self.number("i", 0, max(len(v.slots["items"]) - 1, 0))
-        if name == "sort":
-            return self.with_items(v, lambda items: ([self.one_of(items)] * len(items), None))
-        return super().list_method(v, name, args)
+        is_place = name == "index"
+        return self.number("i", 0, len(self.items(v)) - 1) if is_place else super().list_method(v, name, args)
 
     def _constants(self, v: Any) -> Any:
         is_array_of_rows = isinstance(v, core.Tracer) and v.ndim
@@ -300,10 +278,9 @@ class Shapes(Interpreter):
         return super().new_slice(*ends) if is_known else slice(UNKNOWN, None, None)
 
     def _of_tuple(self, items: Any, key: Any) -> Any:
-        if _is_unknown_slice(key) or (isinstance(key, slice) and type(items) is Some):
-            return Some([self.one_of(items)])
-        is_one = type(items) is Some or isinstance(key, Num) or is_array(key)
-        return self.one_of(items) if is_one else super()._of_tuple(items, key)
+        if items is UNKNOWN or _is_unknown_slice(key):
+            raise Refused("an item of a list, or a part, that depends on values")
+        return self.one_of(items) if isinstance(key, Num) or is_array(key) else super()._of_tuple(items, key)
 
     def _get_item(self, box: Any, key: Any) -> Any:
         keys = list(key) if isinstance(key, tuple) else [key]
@@ -319,10 +296,8 @@ class Shapes(Interpreter):
         return super()._get_item(self.of_type(shape, box.dtype), tuple(keys) if isinstance(key, tuple) else keys[0])
 
     def _set_item(self, box: Any, key: Any, value: Any) -> None:
-        if self._has_some(box):
-            self.write(box, "items", Some([self.one_of([*box.slots["items"], value])]))
         # Arrays keep their shapes. Those that cannot be changed raise when the function is called.
-        elif not (is_array(box) or box is UNKNOWN or type(box) is np.ndarray):
+        if not (is_array(box) or box is UNKNOWN or type(box) is np.ndarray):
             super()._set_item(box, key, value)
 
     def call_method(self, v: Any, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
@@ -340,11 +315,11 @@ class Shapes(Interpreter):
             super().assign(target, value, env)
 
     def _for(self, s: ast.For, items: Any, env: Obj) -> None:
-        is_some = self._has_some(items)
-        if not (is_some or items is UNKNOWN):
+        is_unknown = items is UNKNOWN or (isinstance(items, Obj) and items.slots["items"] is UNKNOWN)
+        if not is_unknown:
             return super()._for(s, items, env)
-        item, coin = items.slots["items"][0] if is_some else UNKNOWN, self.of_type((), DTYPES["b"])
-        self._loop_of_program(s, env, coin, lambda: coin, lambda: self.assign(s.target, item, env))
+        coin = self.of_type((), DTYPES["b"])
+        self._loop_of_program(s, env, coin, lambda: coin, lambda: self.assign(s.target, UNKNOWN, env))
         return self._leave_loop(s, env)
 
     def call_user(self, f: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
@@ -362,6 +337,12 @@ class Shapes(Interpreter):
         coin = self.of_type((), DTYPES["b"])
         functools.reduce(lambda rest, run: lambda: self.branch(coin, run, rest), sides)()
         self.if_normal(env, lambda: self.block(s.finalbody, env))
+
+    def do_with(self, s: ast.With, env: Obj) -> None:
+        for item in s.items:
+            if item.optional_vars:
+                self.assign(item.optional_vars, UNKNOWN, env)
+        self.block(s.body, env)
 
     def _handle(self, handler: ast.ExceptHandler, env: Obj) -> None:
         if handler.name:
@@ -384,25 +365,35 @@ def _has_number(a: Any, b: Any) -> bool:
     return (isinstance(a, Num) or isinstance(b, Num)) and is_scalar(a) and is_scalar(b)
 
 
+def _owner(f: Any) -> Any:
+    """The object of a method, or the object itself."""
+    return f.__self__ if isinstance(f, (types.MethodType, types.BuiltinMethodType)) else f
+
+
 def _is_made_for_jax(v: Any) -> bool:
-    """Whether a callable may be given traced values: a function of JAX, and a model, or a method of one."""
-    owner = getattr(v, "__self__", v)
-    classes = type(owner).__mro__[:-1] if type(owner).__module__ != "builtins" else (v,)
-    return core.is_jitted(v) or any(str(getattr(c, "__module__", "")).split(".")[0] in _MADE_FOR_JAX for c in classes)
+    """Whether a callable may be given traced values: a compiled function, one of JAX, and a model or its method."""
+    if core.is_jitted(v) or isinstance(v, (jax.custom_jvp, jax.custom_vjp)):
+        return True
+    if isinstance(v, types.FunctionType):
+        package, *rest = v.__module__.split(".")
+        return package == "jax" and not _PACKAGES.isdisjoint(rest)
+    return any(module_of(c) in _LIBRARIES for c in type(_owner(v)).__mro__)
 
 
 def _is_without_jax(f: types.FunctionType) -> bool:
     """Whether a function of an installed package, such as SciPy, does not know JAX."""
-    if "site-packages" not in f.__code__.co_filename:
+    if "site-packages" not in f.__code__.co_filename or f.__module__.startswith("jax"):
         return False
     return not any(v is module for v in f.__globals__.values() for module in (jax, jnp, jax.lax))
 
 
 def _counterpart(f: Any) -> Any:
     """The function of JAX that is like one of NumPy, or None."""
-    package, *modules = str(getattr(f, "__module__", "")).split(".")
+    is_function = isinstance(f, (type, types.FunctionType, types.BuiltinFunctionType, type(np.sum)))
+    package, *modules = str(f.__module__ if is_function else "").split(".")
     names = [m for m in modules if m[0] != "_"] + [getattr(f, "__name__", "")]
-    return functools.reduce(lambda m, n: getattr(m, n, None), names, jnp) if package == "numpy" else None
+    found = functools.reduce(lambda m, n: getattr(m, n, None), names, jnp) if package == "numpy" else None
+    return None if found is f else found
 
 
 def _of_arrays(f: Any, *args: Any, **kwargs: Any) -> Any:
@@ -454,7 +445,7 @@ def shapes_of(
 def _shaped(v: Any) -> Any:
     if isinstance(v, Either):
         return v.map(_shaped)
-    shape: Any = () if isinstance(v, Num) else jnp.shape(v)
+    shape = list[Any](() if isinstance(v, Num) else np.shape(v))
     if v is UNKNOWN or not all(isinstance(d, int) or d.scope is not LENGTH.scope for d in shape):
         raise Refused("the shape of a result is not known")
     # Of one dtype, so that two paths differ by the shape alone.

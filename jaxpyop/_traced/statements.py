@@ -55,7 +55,8 @@ class Statements(Functions):
             try:
                 method = getattr(self, f"do_{type(s).__name__.lower()}", None)
                 if method is None:
-                    raise Refused(f"the statement `{ast.unparse(s).splitlines()[0]}` is not in the language")
+                    what, remedy = ast.unparse(s).splitlines()[0], "write an if" if isinstance(s, ast.Try) else ""
+                    raise Refused(f"the statement `{what}` is not in the language", remedy)
                 method(s, env)
             except Refused as e:
                 e.where = e.where or self.line
@@ -172,26 +173,6 @@ class Statements(Functions):
             return run()
 
         return self.branch(t, lambda: side(True, yes), lambda: side(False, no))
-
-    def do_match(self, s: ast.Match, env: Obj) -> None:
-        subject = self.eval(s.subject, env)
-
-        if any(case.guard for case in s.cases):
-            raise Refused("a case with an `if` is not in the language", "write an if")
-        test = lambda i: self.truth(self.lifted(lambda v: self._pattern(s.cases[i].pattern, v, env), subject))
-        self.first(len(s.cases), test, lambda i: self.block(s.cases[i].body, env), lambda: None)
-
-    def _pattern(self, p: ast.pattern, v: Any, env: Obj) -> Any:
-        if isinstance(p, ast.MatchValue):
-            return self.compare(ast.Eq, v, self.eval(p.value, env))
-        if isinstance(p, ast.MatchSingleton):
-            return self.compare(ast.Is, v, p.value)
-        if isinstance(p, ast.MatchOr):
-            test = lambda i: self.truth(self._pattern(p.patterns[i], v, env))
-            return self.first(len(p.patterns), test, lambda _: True, lambda: False)
-        if isinstance(p, ast.MatchAs) and p.name is None:
-            return True
-        raise Refused(f"the pattern `{ast.unparse(p)}` is not in the language")
 
     # ------------------------------------------------------------------------- loops
 
@@ -339,7 +320,7 @@ class Statements(Functions):
         if most is None:
             self._leave_loop(s, env)
 
-    # ------------------------------------------------------------------- with and finally
+    # ------------------------------------------------------------------------------- with
 
     def do_with(self, s: ast.With, env: Obj) -> None:
         for item in s.items:
@@ -349,16 +330,3 @@ class Statements(Functions):
                 raise Refused(f"`with {ast.unparse(item)}` is not in the language")
             self.eval(call, env)
         self.block(s.body, env)
-
-    def do_try(self, s: ast.Try, env: Obj) -> None:
-        if s.handlers:
-            raise Refused("the statement `try:` with handlers is not in the language", "write an if")
-        with self.not_raising("in a try"):
-            self.block(s.body, env)
-        left = {"$status": env.slots["$status"], "$ret": env.slots["$ret"]}
-        self.write(env, "$status", NORMAL)
-        self.block(s.finalbody, env)
-        if env.slots["$status"] != NORMAL:
-            raise Refused("a return, a break or a continue in a `finally`")
-        for name, value in left.items():
-            self.write(env, name, value)
