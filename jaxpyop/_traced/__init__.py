@@ -48,5 +48,6 @@ and otherwise its cases in `form_of`, `Flattening` and `Filling`. Then what oper
 of JAX (`to_jax`) and results (`interpreter._results`) make of it.
 """
 
-from jaxpyop._traced.interpreter import Either, interpret, shapes_of
+from jaxpyop._traced.interpreter import Either, interpret
+from jaxpyop._traced.shapes import shapes_of
 from jaxpyop._traced.values import Num, Refused, copied, num_as_dtype, some_number

@@ -328,6 +328,7 @@ ROWS: list[tuple[Any, Callable[..., Any]]] = [
     (itertools.pairwise, lambda m, it: Iter(itertools.pairwise(m.lazily(it)))),
     (itertools.chain, lambda m, *its: Iter(x for it in its for x in m.lazily(it))),
     (contextlib.nullcontext, lambda m, v=None: v),
+    (functools.wraps, lambda m, f: Partial(contextlib.nullcontext, ())),
     *((f, lambda m, a, b, op=op: m.binary(op, a, b)) for op, f in PYTHON_OPS.items()),
     *((f, lambda m, a, b, op=op: m.compare(op, a, b)) for op, f in COMPARE.items()),
     (operator.neg, lambda m, v: m.unary(ast.USub, v)),

@@ -7,7 +7,6 @@ import ast
 import builtins
 import functools
 import linecache
-import sys
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -138,26 +137,21 @@ class Functions(Calls):
 
     def do_functiondef(self, s: ast.FunctionDef, env: Obj) -> None:
         decorators = [self.eval(d, env) for d in s.decorator_list]
-        self._check_annotations(s, env)
+        _check_annotations(s)
         f: Any = self.closure(s, env)
         for d in reversed(decorators):
             f = self.call(d, [f], {})
         self.store(s.name, f, env)
 
-    def _check_annotations(self, node: ast.FunctionDef, env: Obj) -> None:
-        """Older Pythons evaluate annotations where a function is made. Here they are not, so they must do nothing."""
-        flags = env.slots["$outer"].__code__.co_flags
-        if sys.version_info >= (3, 14) or flags & __future__.annotations.compiler_flag:
-            return
-        arguments = [x.annotation for x in ast.walk(node.args) if isinstance(x, ast.arg)]
-        for n in (n for a in (*arguments, node.returns) if a for n in ast.walk(a)):
-            if isinstance(n, (ast.Call, ast.NamedExpr)):
-                raise Refused("an annotation that calls something", "leave it out")
-            if isinstance(n, ast.Name):
-                self.load(n.id, env)
-
 
 # ------------------------------------------------------------------------- their source
+
+
+def _check_annotations(node: ast.FunctionDef) -> None:
+    """Older Pythons evaluate annotations where a function is made. Here they are not, so they must do nothing."""
+    annotations = [*(x.annotation for x in ast.walk(node.args) if isinstance(x, ast.arg)), node.returns]
+    if any(isinstance(n, (ast.Call, ast.NamedExpr)) for a in annotations if a for n in ast.walk(a)):
+        raise Refused("an annotation that calls something", "leave it out")
 
 
 @functools.lru_cache(maxsize=4096)
@@ -189,10 +183,10 @@ def local_names(node: Node) -> frozenset[str]:
                 raise Refused("`global` is not in the language", "return the value")
             elif isinstance(n, ast.Nonlocal):
                 declared.update(n.names)
-            elif isinstance(n, (ast.ExceptHandler, ast.MatchAs, ast.MatchStar)) and n.name:
+            elif isinstance(n, ast.Match):
+                raise Refused("`match` is not in the language", "write an if")
+            elif isinstance(n, ast.ExceptHandler) and n.name:
                 names.add(n.name)
-            elif isinstance(n, ast.MatchMapping) and n.rest:
-                names.add(n.rest)
             elif isinstance(n, ast.Name) and isinstance(n.ctx, (ast.Store, ast.Del)):
                 names.add(n.id)
             elif isinstance(n, (ast.Import, ast.ImportFrom)):
@@ -278,5 +272,6 @@ def _may_be(node: Node, code: types.CodeType) -> bool:
     return code.co_name == "<lambda>" and (not starts or min(starts) == (node.body.lineno, node.body.col_offset))
 
 
-def contains(kind: type[ast.stmt], statements: list[ast.stmt]) -> bool:
-    return any(isinstance(n, kind) for s in statements for n in ast.walk(s))
+@functools.lru_cache(maxsize=4096)
+def contains(kind: type[ast.stmt], loop: ast.While | ast.For) -> bool:
+    return any(isinstance(n, kind) for s in loop.body for n in ast.walk(s))

@@ -271,7 +271,7 @@ def interpret(
     max_steps: int | None = None,
     title: str = "",
     auto: bool = False,
-    only_shapes: bool = False,
+    machine: Interpreter | None = None,
 ) -> tuple[list[Any], Any, list[Exception]]:
     """Interprets a function.
 
@@ -283,7 +283,7 @@ def interpret(
         max_steps: how many turns of each loop a backward pass may keep.
         title: how errors name the function.
         auto: whether the function is called instead if the program might fail where Python does not.
-        only_shapes: whether nobody asks for more than the shapes of the results.
+        machine: what interprets it, if not an `Interpreter`.
 
     Returns:
         The results, the traced number of the error that Python raises, and the errors. If there are none, the number is
@@ -292,8 +292,8 @@ def interpret(
     Raises:
         Refused: the function is not in the language.
     """
-    machine = Interpreter(max_steps, title)
-    machine.auto, machine.only_shapes = auto, only_shapes
+    machine = machine or Interpreter(max_steps, title)
+    machine.auto = auto
     machine.line = machine.returned = line_of(function)
     noted = noting.set(machine.check)
     try:
@@ -320,46 +320,6 @@ def interpret(
         raise Refused(f"{type(e).__name__}: {e}", where=machine.line) from e
     finally:
         noting.reset(noted)
-
-
-def shapes_of(
-    function: Any,
-    arguments: Callable[[Sequence[Any]], tuple[Sequence[Any], Mapping[str, Any]]],
-    leaves: Callable[[Any], Sequence[Any]],
-    structs: Sequence[Any],
-) -> list[tuple[int, ...]] | None:
-    """The shapes of what a function returns, which is neither run nor compiled, or None.
-
-    Args:
-        function: the user's.
-        arguments: makes its arguments of arrays.
-        leaves: takes the results out of what it returns.
-        structs: the types of the arrays.
-    """
-
-    def shaped(returned: Any) -> Any:
-        if isinstance(returned, Either):
-            return returned.map(lambda value: tuple(shaped(value)))
-        return [_shaped(v) for v in leaves(returned)]
-
-    def run(*arrays: Any) -> list[Any]:
-        args, kwargs = arguments(arrays)
-        return interpret(function, args, kwargs, shaped, only_shapes=True)[0]
-
-    if core.PORTABLE:
-        return None
-    try:
-        return [s.shape for s in jax.eval_shape(run, *structs)]
-    except Exception:
-        # Whatever is wrong with the function, its call will tell.
-        return None
-
-
-def _shaped(v: Any) -> Any:
-    if isinstance(v, Either):
-        return v.map(_shaped)
-    # Of one dtype, so that two paths differ by the shape alone.
-    return jnp.zeros(() if isinstance(v, Num) else np.shape(v), np.bool_)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -22,8 +22,6 @@ Forms = dict[Any, Form]  # the form of what each place holds; None is the place 
 Thunk = Callable[[], Any]
 
 _ATTEMPTS = 14
-# How many sides of branches are traced to find the shapes of the results.
-_MOST_BRANCHES = 300
 # The status of a frame: how a block was left. If it is not known, it is a number with a range. Outside of loops that is
 # from NORMAL to RETURN, so that what is not normal is a return.
 NORMAL, RETURN, BREAK, CONTINUE = 0, 1, 2, 3
@@ -50,9 +48,13 @@ class Machine:
         auto: whether the function is called instead if the program might fail where Python does not.
         branches: how many sides of branches were traced.
         unable: why errors cannot be noted here, or nothing.
-        only_shapes: whether nobody asks for more than the shapes of the results.
         tells_names: whether texts name the values that are not known, because they are of an error.
     """
+
+    # Whether nobody asks for more than the shapes of the results. `Shapes` has what is otherwise there.
+    only_shapes = False
+    joining = Joining
+    unknown: Callable[[Sequence[Any]], list[Any]]
 
     def __init__(self, max_steps: int | None, label: str) -> None:
         self.max_steps, self.label = max_steps, label
@@ -63,7 +65,7 @@ class Machine:
         self.node: ast.AST = ast.Name("")
         self.raised = Obj("raised", {"number": 0})
         self.errors: dict[Any, tuple[int, Exception]] = {}
-        self.tells_names = self.auto = self.only_shapes = False
+        self.tells_names = self.auto = False
         self.branches, self.unable = 0, ""
 
     def write(self, obj: Obj, key: str, value: Any) -> None:
@@ -132,9 +134,9 @@ class Machine:
         if wrong is True:
             raise PyRaise(error)
         if wrong is not False:
-            self._note(wrong, error, self.line, ast.unparse(self.node).partition("\n")[0])
+            self.note(wrong, error, self.line, ast.unparse(self.node).partition("\n")[0])
 
-    def _note(self, wrong: Any, error: Exception, where: tuple[str, int], expression: str) -> None:
+    def note(self, wrong: Any, error: Exception, where: tuple[str, int], expression: str) -> None:
         if why := self.unable or _why_no_call():
             raise Refused(f"Python may raise {type(error).__name__} ({error}), {why}", RAISING)
         error = copied(error)
@@ -169,8 +171,6 @@ class Machine:
         found: Forms = {}
         error: PyRaise | None = None
         self.branches += 1
-        if self.only_shapes and self.branches > _MOST_BRANCHES:
-            raise Refused("more branches than are looked at for the shape of the result")
 
         def step() -> list[Any]:
             nonlocal error
@@ -182,7 +182,7 @@ class Machine:
                     if not e.can_be_noted():
                         raise
                     error, values = e, {None: UNSEEN}
-                    self._note(np.bool_(True), e.error, e.where or self.line, e.expression or ast.unparse(self.node))
+                    self.note(np.bool_(True), e.error, e.where or self.line, e.expression or ast.unparse(self.node))
                 changed = [p for p in journal if p[0].birth < mark and (p[0] is self.raised or error is None)]
                 values.update((p, p[0].slots.get(p[1], UNDEF)) for p in changed)
                 memo: dict[Obj, Form] = {}
@@ -205,7 +205,7 @@ class Machine:
         sides = [self.record(run, (*self.taken, (pred, truth))) for run, truth in ((yes, True), (no, False))]
         places = list(dict.fromkeys([*sides[0][2], *sides[1][2]]))
         # A place that one side leaves alone has, on that side, the value from before.
-        outside, joining = next(Obj.births), Joining()
+        outside, joining = next(Obj.births), self.joining()
         now = {p: form_of(p[0].slots.get(p[1], UNDEF), outside, {}) for p in places if p}
         for _, _, forms, error, _ in sides:
             over = [p for p in places if p and ((error and p not in forms) or _is_over(p, forms, now))]
@@ -213,7 +213,7 @@ class Machine:
         joined = {p: joining.join(*(side[2][p] if p in side[2] else now[p] for side in sides)) for p in places}
         leaves: Any = []  # both sides may have the same constants
         if self.only_shapes:
-            leaves = _unknown(structs_of(list(joined.values())))
+            leaves = self.unknown(structs_of(list(joined.values())))
         elif structs_of(list(joined.values())) or any(side[4] for side in sides):
             # What both sides use is one operand, so that a backward pass has one cotangent of it.
             operands = {id(c): c for side in sides for c in side[1]}
@@ -277,13 +277,13 @@ class Machine:
             raise Refused("what the loop carries has another form after each turn")
         if self.auto and bound is None and any(map(core.is_inexact, structs_of(list(forms.values())))):
             raise Refused("a backward pass through a loop on values needs to know how many turns there can be", _BOUND)
-        flat = Flattening(next(Obj.births))
-        for p, form in () if self.only_shapes else forms.items():
-            flat.put(form, p[0].slots.get(p[1], UNDEF))
-        state = [go & self.is_taken(), *flat.leaves]
         if self.only_shapes:
-            out = _unknown(self._state_of(forms))
+            out = self.unknown(self._state_of(forms))
         else:
+            flat = Flattening(next(Obj.births))
+            for p, form in forms.items():
+                flat.put(form, p[0].slots.get(p[1], UNDEF))
+            state = [go & self.is_taken(), *flat.leaves]
             out = wide(bind_loop, body, state, bound, f"{self.label}: {self.line[0]}:{self.line[1]}")
         filling = Filling(out[1:])
         for p, form in forms.items():
@@ -303,18 +303,21 @@ class Machine:
                 filling = Filling(leaves[1:])
                 for p, form in forms.items():
                     self.write(p[0], p[1], filling.get(form))
-                goes = turn() & self.unraised()
+                goes = turn()
                 changed = [p for p in journal if p[0].birth < mark]
                 values = {p: p[0].slots.get(p[1], UNDEF) for p in dict.fromkeys([*forms, *changed])}
                 self._compare(forms, values, journal, mark, found)
                 flat = Flattening(mark)
                 for p in forms if _same(found, forms) and not self.only_shapes else ():
                     flat.put(forms[p], values[p])
+                if self.only_shapes:
+                    return []
+                goes = goes & self.unraised()
                 return [goes if is_array(goes) else jnp.asarray(np.bool_(goes)), *flat.leaves]
 
         structs = self._state_of(forms)
         if self.only_shapes:
-            return step(*_unknown(structs)), found
+            return step(*self.unknown(structs)), found
         # Without 64 bits, JAX 0.12 gives the leaves 32.
         return wide(core.make_jaxpr, step, structs), found
 
@@ -325,24 +328,14 @@ class Machine:
     def _compare(self, forms: Forms, values: Any, journal: Any, mark: int, found: Forms) -> None:
         """Joins the forms of what a turn leaves with those that it began with, place by place."""
         memo: dict[Obj, Form] = {}
-        outside, joining = next(Obj.births), Joining(widening=True)
+        outside, joining = next(Obj.births), self.joining(widening=True)
         for p, value in values.items():
             new = form_of(value, mark, memo)
             start = form_of(journal.get(p, value), outside, {})
             before = forms.get(p, start)
             found[p] = (Joining() if p[1] == "$status" else joining).join(before, new)
-            _check_carried(self.name_of(*p), before, new)
-
-
-# Values of these types that nobody computes. Where only shapes are asked for, they stand for what comes out of a branch
-# or of a loop, so that nothing is traced more than once.
-_unknown_p = core.Primitive("unknown")
-_unknown_p.multiple_results = True
-_unknown_p.def_abstract_eval(lambda *, structs: [core.ShapedArray(s.shape, s.dtype) for s in structs])
-
-
-def _unknown(structs: Sequence[Any]) -> list[Any]:
-    return wide(functools.partial(_unknown_p.bind, structs=tuple(structs))) if structs else []
+            if not self.only_shapes:
+                _check_carried(self.name_of(*p), before, new)
 
 
 def _why_no_call() -> str:

@@ -6,7 +6,6 @@ import ast
 import contextlib
 import functools
 import itertools
-import operator
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -56,7 +55,8 @@ class Statements(Functions):
             try:
                 method = getattr(self, f"do_{type(s).__name__.lower()}", None)
                 if method is None:
-                    raise Refused(f"the statement `{ast.unparse(s).splitlines()[0]}` is not in the language")
+                    what, remedy = ast.unparse(s).splitlines()[0], "write an if" if isinstance(s, ast.Try) else ""
+                    raise Refused(f"the statement `{what}` is not in the language", remedy)
                 method(s, env)
             except Refused as e:
                 e.where = e.where or self.line
@@ -76,7 +76,7 @@ class Statements(Functions):
             left = status.hi if status.hi == NORMAL + 1 else Num("i", status.val, NORMAL + 1, status.hi)
             self.write(env, "$status", left)
 
-        return self.branch(self.truth(num_compare(operator.eq, status, NORMAL)), go, skip)
+        return self.branch(self.truth(self.compare(ast.Eq, status, NORMAL)), go, skip)
 
     # ------------------------------------------------------------ simple statements
 
@@ -174,26 +174,6 @@ class Statements(Functions):
 
         return self.branch(t, lambda: side(True, yes), lambda: side(False, no))
 
-    def do_match(self, s: ast.Match, env: Obj) -> None:
-        subject = self.eval(s.subject, env)
-
-        if any(case.guard for case in s.cases):
-            raise Refused("a case with an `if` is not in the language", "write an if")
-        test = lambda i: self.truth(self.lifted(lambda v: self._pattern(s.cases[i].pattern, v, env), subject))
-        self.first(len(s.cases), test, lambda i: self.block(s.cases[i].body, env), lambda: None)
-
-    def _pattern(self, p: ast.pattern, v: Any, env: Obj) -> Any:
-        if isinstance(p, ast.MatchValue):
-            return self.compare(ast.Eq, v, self.eval(p.value, env))
-        if isinstance(p, ast.MatchSingleton):
-            return self.compare(ast.Is, v, p.value)
-        if isinstance(p, ast.MatchOr):
-            test = lambda i: self.truth(self._pattern(p.patterns[i], v, env))
-            return self.first(len(p.patterns), test, lambda _: True, lambda: False)
-        if isinstance(p, ast.MatchAs) and p.name is None:
-            return True
-        raise Refused(f"the pattern `{ast.unparse(p)}` is not in the language")
-
     # ------------------------------------------------------------------------- loops
 
     def do_while(self, s: ast.While, env: Obj) -> None:
@@ -240,7 +220,7 @@ class Statements(Functions):
     def _leave_loop(self, s: Loop, env: Obj) -> None:
         """After a loop: its `break` is over, and `else` runs if there was none. A `break` there is the outer loop's."""
         status = env.slots["$status"]
-        endless = isinstance(s, ast.While) and isinstance(s.test, ast.Constant) and not contains(ast.Break, s.body)
+        endless = isinstance(s, ast.While) and isinstance(s.test, ast.Constant) and not contains(ast.Break, s)
         if isinstance(status, Num) and endless:
             # Only a return leaves such a loop.
             self.write(env, "$status", RETURN)
@@ -258,7 +238,7 @@ class Statements(Functions):
         """After a turn or a loop, a status above `most` has done what it does, and is normal again."""
         status = env.slots["$status"]
         exits = ((RETURN, ast.Return), (BREAK, ast.Break))
-        highest = max((n for n, kind in exits if n <= most and contains(kind, s.body)), default=NORMAL)
+        highest = max((n for n, kind in exits if n <= most and contains(kind, s)), default=NORMAL)
         if isinstance(status, Num) and highest > NORMAL:
             val = wide(lambda: jnp.where(status.val > most, np.int64(NORMAL), status.val))
             self.write(env, "$status", Num("i", val, NORMAL, highest))
@@ -300,7 +280,7 @@ class Statements(Functions):
 
         So it must change nothing, and no loop may begin in it if Python does not.
         """
-        what, stays = "an iterator in a loop with an exit", num_compare(operator.eq, env.slots["$status"], NORMAL)
+        what, stays = "an iterator in a loop with an exit", self.compare(ast.Eq, env.slots["$status"], NORMAL)
         taken = self.having(taken=(*self.taken, (self.truth(stays), True)))
         with taken, self.unchanged(what), self.not_raising(f"in {what}"):
             yield
@@ -321,9 +301,9 @@ class Statements(Functions):
     def _for_range(self, s: ast.For, r: TracedRange, env: Obj, most: int | None = None) -> None:
         """Runs a loop over a range. If there are at most `most` turns, they are the last ones of a loop."""
         key = f"$i{s.lineno}.{s.col_offset}"
-        below = operator.lt if r.step > 0 else operator.gt
+        below = ast.Lt if r.step > 0 else ast.Gt
         self.write(env, key, r.start)
-        test = lambda: self.truth(num_compare(below, env.slots[key], r.stop))
+        test = lambda: self.truth(self.compare(below, env.slots[key], r.stop))
 
         def begin() -> None:
             i = env.slots[key]
@@ -340,7 +320,7 @@ class Statements(Functions):
         if most is None:
             self._leave_loop(s, env)
 
-    # ------------------------------------------------------------------- with and finally
+    # ------------------------------------------------------------------------------- with
 
     def do_with(self, s: ast.With, env: Obj) -> None:
         for item in s.items:
@@ -350,16 +330,3 @@ class Statements(Functions):
                 raise Refused(f"`with {ast.unparse(item)}` is not in the language")
             self.eval(call, env)
         self.block(s.body, env)
-
-    def do_try(self, s: ast.Try, env: Obj) -> None:
-        if s.handlers:
-            raise Refused("the statement `try:` with handlers is not in the language", "write an if")
-        with self.not_raising("in a try"):
-            self.block(s.body, env)
-        left = {"$status": env.slots["$status"], "$ret": env.slots["$ret"]}
-        self.write(env, "$status", NORMAL)
-        self.block(s.finalbody, env)
-        if env.slots["$status"] != NORMAL:
-            raise Refused("a return, a break or a continue in a `finally`")
-        for name, value in left.items():
-            self.write(env, name, value)

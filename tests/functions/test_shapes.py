@@ -2,6 +2,10 @@
 
 import dataclasses
 import functools
+import heapq
+import logging
+import random
+import types
 
 import hypothesis.extra.numpy as hnp
 import jax
@@ -10,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given
+from scipy import special
 
 from tests.shared.checks import run
 from tests.shared.examples import few, many
@@ -98,6 +103,65 @@ def with_an_early_return(x):
     return jnp.outer(x[:2], x)
 
 
+def with_numpy(x):
+    out = np.zeros((2, 3))
+    for i, v in enumerate(np.asarray(x)):
+        if v > 1:
+            out[:, i] = v
+    return out
+
+
+def with_an_unknown_library(x):
+    if special.gammaln(float(x[0])) > 0:
+        LOG.warning("large: %s", x)
+    print(f"{x.max():.2f}", end="")
+    return x[:2]
+
+
+def with_random_numbers(x):
+    generator = np.random.default_rng(1)
+    if random.random() < 0.5 and np.random.rand() < 0.5:
+        x = x[::-1]
+    return x[:2] + (generator.normal(size=2) if x[0] > 9 else 0.0) * 0
+
+
+def with_a_handler(x):
+    try:
+        if x[0] < 0:
+            raise ValueError
+        y = jnp.outer(x, x)
+    except ValueError as error:
+        y = jnp.zeros((3, 3)) * len(str(error))
+    return y
+
+
+def with_a_list_that_grows(x):
+    losses, loss = [], x.sum()
+    while loss > 1:
+        loss = loss / 2
+        losses.append(loss)
+        if len(losses) > 20 or losses[-1] > 1e3:
+            break
+    return loss
+
+
+def with_a_recursion(x):
+    halve = lambda v: v if v < 1 else halve(v / 2)
+    return halve(x.sum())
+
+
+def with_a_length_that_depends_on_values(x):
+    k = int(x[1])
+    return x[x > 1].sum() + x[:k].sum()
+
+
+@functools.partial(jax.jit, static_argnames="n")
+def first(x, n):
+    return x[:n]
+
+
+LOG = logging.getLogger("tests")
+
 # Functions that branch on values, where the inputs' shape would be wrong.
 BRANCHING = {
     "a loss": (sum_of_the_positive, F),
@@ -105,6 +169,15 @@ BRANCHING = {
     "an early return": (with_an_early_return, F),
     "a number of Python": (lambda x: float(x[0]) if x[1] > 0 else 1.0, F),
     "a comprehension": (lambda x: jnp.stack([v if v > 1 else -v for v in x[:2]]), F),
+    "NumPy": (with_numpy, F),
+    "a library, a text and a log": (with_an_unknown_library, F),
+    "random numbers": (with_random_numbers, F),
+    "a handler": (with_a_handler, F),
+    "a list that grows": (with_a_list_that_grows, F),
+    "a recursion": (with_a_recursion, F),
+    "a length": (with_a_length_that_depends_on_values, F),
+    "static arguments": (lambda x: first(x, n=2) if x[0] > 0 else first(-x, n=2), F),
+    "sorted numbers": (lambda x: jnp.array(sorted(float(v) for v in x)[:2]), F),
 }
 
 
@@ -114,6 +187,40 @@ def test_a_function_that_branches_on_values_gives_its_own_shape(body, tout):
     got, wanted = jax.jit(op)(X), op(X)
     assert jax.tree.map(jnp.shape, got) == jax.tree.map(jnp.shape, wanted)
     jax.tree.map(np.testing.assert_array_equal, got, wanted)
+    batched = jax.eval_shape(jax.vmap(op), jnp.stack([X, X]))
+    assert [s.shape for s in jax.tree.leaves(batched)] == [(2, *np.shape(s)) for s in jax.tree.leaves(wanted)]
+
+
+def test_a_search_for_a_shape_has_no_effects():
+    """Neither on a path that is not taken nor on generators of random numbers."""
+    effects = []
+
+    def body(x):
+        if x[0] > 100:
+            effects.append("a list from outside")
+            LOG.handlers[0].flush("a log")
+            np.save("/nowhere/a file", x)
+            return x[:2] * random.random() * np.random.rand()
+        return x[:2]
+
+    LOG.handlers[:] = [types.SimpleNamespace(flush=effects.append)]
+    states = random.getstate(), str(np.random.get_state())
+    assert shape_of(lambda x: py_function(body, [x], F), X) in ((2,), (3,))
+    assert effects == []
+    assert (random.getstate(), str(np.random.get_state())) == states
+    LOG.handlers.clear()
+
+
+UNKNOWN = {
+    "a method that may change a list": lambda x: (heap := [x, x[:1]]) and heapq.heappop(heap) if x[0] > 0 else x[:1],
+    "a length": lambda x: x[x > 1],
+    "a library": lambda x: special.gammaln(np.asarray(x).tolist()[:2]) if x[0] > 0 else x[:2],
+}
+
+
+@pytest.mark.parametrize("body", UNKNOWN.values(), ids=UNKNOWN)
+def test_where_the_shape_is_not_found_the_inputs_shape_is_assumed(body):
+    assert shape_of(lambda x: py_function(body, [x], F), X) == (3,)
 
 
 def test_two_shapes_on_two_paths_are_none():

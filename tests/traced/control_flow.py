@@ -205,17 +205,6 @@ def a_walrus(x):
 
 
 @TABLE.either
-def a_match(x):
-    match int(x):
-        case 0:
-            return x * 2
-        case 7:
-            return x * 3
-        case _:
-            return x
-
-
-@TABLE.either
 def an_exit_from_a_loop_over_the_items_of_a_long_list(x):
     items = [0.5 * k for k in range(20)]
     for k in range(20):
@@ -223,32 +212,3 @@ def an_exit_from_a_loop_over_the_items_of_a_long_list(x):
             break
         x = x - 0.25
     return x
-
-
-@TABLE.equal(points=[0.5, 7.0, -2.0], slow=True)
-def a_finally(x):
-    turns, kept = [], 0.0
-    for k in range(3):
-        try:
-            if x > k + 1:
-                continue
-            if x < -1:
-                return kept + len(turns)
-            kept = kept + x
-        finally:
-            turns.append(k)
-            kept = kept + (1 if x > 0 else 2)
-    return kept + len(turns)
-
-
-@TABLE.equal
-def a_result_that_a_finally_changes(x):
-    def changed(box, y):
-        try:
-            box[1] = y
-            return box, y
-        finally:
-            box[0] = y = 5.0
-
-    box, y = changed([x, x], x * 2)
-    return sum(box) + 10 * y

@@ -75,16 +75,6 @@ def bound_in_the_loop(x):
     return last
 
 
-def read_by_a_finally(x):
-    try:
-        if x > 0:
-            return x
-        y = x * 2
-    finally:
-        x = y
-    return x
-
-
 def read_by_a_function_that_was_returned(x):
     def chosen(x):
         later = lambda: y
@@ -129,7 +119,6 @@ RAISES = {
     "a call": (raises_in_a_call, -0.5, 4.0),
     "a turn of a loop": (raises_in_a_turn, 5.0, 3.0),
     "a variable without a value": (bound_in_the_loop, 0.5, 3.0),
-    "a finally": (read_by_a_finally, 0.5, -3.0),
     "a function that was returned": (read_by_a_function_that_was_returned, 0.5, -3.0),
     "the first": (the_first_error_counts, -1.0, 4.0),
     "before an endless loop": (an_error_before_a_loop_that_would_not_end, 0.0, 4.0),
@@ -288,14 +277,6 @@ def test_nothing_has_an_effect_after_the_error(capfd):
 # --------------------------------------------------------------------- what is still refused
 
 
-def raises_before_a_finally(x):
-    try:
-        y = math.sqrt(x)
-    finally:
-        x = x * 2
-    return x + y
-
-
 def raises_of_a_value(x):
     if x < 0:
         raise ValueError("negative", x)
@@ -322,7 +303,6 @@ def calls_an_op_that_may_raise(x):
 
 REFUSED = {
     "an op inside": (calls_an_op_that_may_raise, "an op in a traced function"),
-    "a root in a try": (raises_before_a_finally, "math.*in a try"),
     "a function that JAX calls": (
         lambda x: jax.lax.scan(lambda c, v: (c + math.sqrt(v), c), x, jnp.ones(3))[0],
         "in a function that JAX calls",

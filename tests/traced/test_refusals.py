@@ -134,10 +134,24 @@ def raises_one_with_keywords(x):
     return x
 
 
-def a_case_with_an_if(x):
+def a_match(x):
     match x:
-        case _ if x > 0:
+        case 0:
             return x
+
+
+def a_finally(x):
+    try:
+        return x
+    finally:
+        x = 0
+
+
+def an_annotation_that_calls(x):
+    def double(y: print("an effect")):
+        return y * 2
+
+    return double(x)
 
 
 # Each with what the error has to name: the expression, and what is not in the language or what to write.
@@ -153,7 +167,9 @@ NOT_IN_THE_LANGUAGE = {
     "an enum of numbers": (lambda x: x * (int(x) == Side.LEFT), "an enum that is a number .*; compare its value"),
     "a namedtuple with an operator": (lambda x: Pair(x) + 1.0, "a namedtuple with __add__"),
     "a rule of the user": (lambda x: RULED(x), r"RULED\(x\)`.* is not in the language"),
-    "a case with an if": (a_case_with_an_if, "a case with an `if` is not in the language; write an if"),
+    "a match": (a_match, "`match` is not in the language; write an if"),
+    "a try": (a_finally, "`try:` is not in the language; write an if"),
+    "an annotation that calls": (an_annotation_that_calls, "an annotation that calls something; leave it out"),
     "objects that are compared": (lambda x: x * (Plain() == Plain()), "a comparison of objects; compare their"),
     "an interrupt": (raises_an_interrupt, "a raise of what is no Exception"),
 }

@@ -161,6 +161,8 @@ class Joining:
     or is that of a counter.
     """
 
+    merges = staticmethod(mergeable)
+
     def __init__(self, widening: bool = False) -> None:
         self.widening = widening
         self.pairs: dict[tuple[Form, Form], Form] = {}
@@ -175,11 +177,11 @@ class Joining:
                     if form.kind == "new" and owners.setdefault(form, one).value is not UNSEEN:
                         raise Refused(_TWO_OBJECTS, _COPY)
                 return other
-        if mergeable(a, b):
-            return self._one(a, b)
+        if self.merges(a, b):
+            return self.one(a, b)
         alts = list(a.parts) if a.kind == "union" else [a]
         for new in b.parts if b.kind == "union" else (b,):
-            place = next((i for i, old in enumerate(alts) if mergeable(old, new)), None)
+            place = next((i for i, old in enumerate(alts) if self.merges(old, new)), None)
             if place is None:
                 alts.append(new)
             else:
@@ -188,7 +190,7 @@ class Joining:
             raise Refused("a variable holds more than 12 kinds of values")
         return Form("union", None, tuple(alts)) if len(alts) > 1 else alts[0]
 
-    def _one(self, a: Form, b: Form) -> Form:
+    def one(self, a: Form, b: Form) -> Form:
         if a.kind == "new":
             return self._objects(a, b)
         if a.kind == b.kind and a.own == b.own and a.kind != "num":

@@ -87,6 +87,7 @@ def copied(error: Exception) -> Exception:
 # Values that no program has.
 UNDEF: Any = object()  # a variable without a value, which must not be used
 UNSEEN: Any = object()  # nobody looks at it on this path, so it takes the form that it has on the other one
+UNKNOWN: Any = object()  # any value, where only the shapes of the results are asked for
 
 
 class Kind:

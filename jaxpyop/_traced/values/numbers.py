@@ -87,16 +87,19 @@ def nonzero(v: Any) -> bool:
     return lo > 0 or hi < 0
 
 
-def num_compare(f: Callable[..., Any], a: Any, b: Any) -> Any:
-    kind = _common_kind(a, b).replace("b", "i")
-    _check_exact(kind, a, b)
+def decided(f: Any, a: Any, b: Any) -> bool | None:
+    """What a comparison of two integers gives, if their ranges tell."""
     (l1, h1), (l2, h2) = bounds(a), bounds(b)
-    if kind == "i":
-        of_ends = {f(x, y) for x in (l1, h1) for y in (l2, h2)}
-        if f in (operator.eq, operator.ne) and l1 <= h2 and l2 <= h1 and (l1, l2) != (h1, h2):
-            of_ends = {False, True}  # equal numbers may lie between the ends
-        if len(of_ends) == 1:
-            return bool(of_ends.pop())
+    of_ends = {f(x, y) for x in (l1, h1) for y in (l2, h2)}
+    may_be_equal = f in (operator.eq, operator.ne) and l1 <= h2 and l2 <= h1 and (l1, l2) != (h1, h2)
+    return bool(of_ends.pop()) if len(of_ends) == 1 and not may_be_equal else None
+
+
+def num_compare(f: Callable[..., Any], a: Any, b: Any) -> Any:
+    kind = common_kind(a, b).replace("b", "i")
+    _check_exact(kind, a, b)
+    if kind == "i" and (known := decided(f, a, b)) is not None:
+        return known
     _check_underflow(a, b)
     _check_underflow(b, a)
     # A constant is hidden, because XLA thinks that abs(x) >= 0.0 holds for NaN.
@@ -112,7 +115,7 @@ def _check_underflow(v: Any, zero: Any) -> None:
         beyond_if(wide(lambda: (v.val == 0) & (x != 0) & (y != 0)), text)
 
 
-def _common_kind(a: Any, b: Any) -> str:
+def common_kind(a: Any, b: Any) -> str:
     return max(kind_of(a), kind_of(b), key=_ORDER.index)
 
 
@@ -151,7 +154,7 @@ def some_number(x: Any) -> Any:
 
 def num_binary(op: type, a: Any, b: Any) -> Num:
     """An operation on two numbers, of which one is traced."""
-    kind = _common_kind(a, b)
+    kind = common_kind(a, b)
     rule = _RULES.get(op)
     if rule is None:
         raise Refused(f"{op.__name__} of Python numbers", "make them arrays, such as jnp.int32(n)")

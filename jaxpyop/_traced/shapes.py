@@ -1,0 +1,452 @@
+"""The shapes of what a function returns, which is not run: the interpreter, where values do not matter.
+
+A program must have the values of Python, so the interpreter refuses what it does not know. For a shape it is enough
+that all paths give the same one, because each call compares it with that of its result. So here one value stands for
+all of its type, nothing is computed, and what would be refused is `UNKNOWN`, which stands for any value at all. What is
+done to it is unknown, too. The search ends where a result is unknown, or where an operation is refused that might have
+changed a list or an object of the program.
+
+JAX finds the types of what its own functions give, NumPy's, and those of libraries that are made for JAX. Generators of
+random numbers are copied before they are asked. Nothing else from outside is called.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+import functools
+import operator
+import random
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import export
+
+from jaxpyop import _jaxcore as core
+from jaxpyop._traced.allowed import OF_JAX
+from jaxpyop._traced.interpreter import Either, Interpreter, interpret
+from jaxpyop._traced.values import *
+
+# How many sides of branches are looked at, and how deep calls are.
+_MOST_BRANCHES, _MOST_CALLS = 1000, 20
+# The length of an axis that depends on values.
+LENGTH: Any = export.symbolic_shape("n")[0]
+_GENERATORS = np.random.Generator, np.random.RandomState, random.Random
+# What has one result type for each of the types of the arguments.
+_PURE = OF_JAX.keys() | set(map(id, (*PYTHON_OPS.values(), *COMPARE.values(), operator.neg, operator.getitem)))
+# JAX's packages of functions that have no effects, and the libraries whose models may be given traced values.
+_PACKAGES, _LIBRARIES = {"numpy", "lax", "nn", "random", "scipy", "image", "ops"}, {"equinox", "flax", "haiku"}
+# What some functions give, whatever they are given.
+_GIVES = {id(f): kind for kind, fs in (("f", (float, round)), ("i", (int, len))) for f in fs}
+_OF_MATH = {"floor": "i", "ceil": "i", "trunc": "i", "isnan": "b", "isinf": "b", "isfinite": "b"}
+
+# A value of this type that nobody computes.
+_unknown_p = core.Primitive("unknown")
+_unknown_p.def_abstract_eval(lambda *, shape, dtype: core.ShapedArray(shape, dtype))
+
+
+class _Outside(Foreign):
+    """A callable from outside that is not in the language."""
+
+
+def _type_of_form(form: Form) -> Any:
+    """The shape and the dtype of a number or an array of this form, if it is one."""
+    if form.kind == "arr":
+        return form.own[:2]
+    if kind := form.number_kind():
+        return (), jnp.dtype({"b": bool, "i": int, "f": float}[kind])
+    is_of_numpy = isinstance(form.value, (np.ndarray, np.generic))
+    return (form.value.shape, jax.dtypes.canonicalize_dtype(form.value.dtype)) if is_of_numpy else None
+
+
+class _JoiningTypes(Joining):
+    """Makes one form of two numbers or arrays of one shape. A list that grows from turn to turn has unknown items."""
+
+    @staticmethod
+    def merges(a: Form, b: Form) -> bool:
+        types = _type_of_form(a), _type_of_form(b)
+        return mergeable(a, b) or (None not in types and types[0][0] == types[1][0])
+
+    def join(self, a: Form, b: Form) -> Form:
+        grows = self.widening and a.kind == b.kind == "group" and a.own[0] is b.own[0] is tuple and a.own != b.own
+        is_unknown = grows or a.value is UNKNOWN or b.value is UNKNOWN
+        return const(UNKNOWN) if is_unknown else super().join(a, b)
+
+    def one(self, a: Form, b: Form) -> Form:
+        if mergeable(a, b):
+            return super().one(a, b)
+        (shape, dtype), (_, other) = _type_of_form(a), _type_of_form(b)
+        return Form("arr", (shape, jnp.promote_types(dtype, other), False))
+
+
+class Shapes(Interpreter):
+    """The interpreter, where nobody asks for more than the shapes of the results."""
+
+    only_shapes = True
+    joining = _JoiningTypes
+
+    def __init__(self) -> None:
+        super().__init__(None, "")
+        self.known: dict[Any, Any] = {}
+
+    def of_type(self, shape: Any, dtype: Any) -> Any:
+        """The array that stands for all of a type."""
+        key = core.current_trace(), tuple(shape), dtype
+        if key not in self.known:
+            own = jax.dtypes.canonicalize_dtype(dtype, allow_extended_dtype=True)
+            self.known[key] = _unknown_p.bind(shape=key[1], dtype=own)
+        return self.known[key]
+
+    def unknown(self, structs: Sequence[Any]) -> list[Any]:
+        return [self.of_type(s.shape, s.dtype) for s in structs]
+
+    def number(self, kind: str, lo: Any = -MOST, hi: Any = MOST) -> Num:
+        return Num(kind, self.of_type((), DTYPES[kind]), lo, hi)
+
+    def like(self, v: Any) -> Any:
+        """What stands for a value of Python or NumPy, if it is of a type that has one."""
+        if is_scalar(v):
+            return self.number(kind_of(v))
+        if isinstance(v, tuple):
+            return tuple(map(self.like, v))
+        has_type = is_array(v) or isinstance(v, (np.ndarray, np.generic))
+        return self.of_type(v.shape, v.dtype) if has_type else UNKNOWN
+
+    def one_of(self, values: Sequence[Any]) -> Any:
+        """Any of some values."""
+        coin = self.of_type((), DTYPES["b"])
+        return functools.reduce(lambda a, b: self.branch(coin, lambda: a, lambda: b), values)
+
+    # ------------------------------------------------------- what is refused is unknown
+
+    def unless_refused(self, run: Callable[[], Any], *given: Any) -> Any:
+        """What an operation gives, or any value if it is refused and cannot have changed what it was given."""
+        try:
+            return run()
+        except Refused as error:
+            _check_begun(error)
+            if any_part(lambda v: isinstance(v, Obj) and v.cls != "frame", given):
+                error.where = self.line
+                raise
+            return UNKNOWN
+
+    def eval(self, e: ast.expr, env: Obj) -> Any:
+        return self.unless_refused(lambda: super(Shapes, self).eval(e, env))
+
+    def get_attr(self, v: Any, name: str) -> Any:
+        owner = v.func if isinstance(v, _Outside) else v
+        if type(owner) in _GENERATORS or (owner is not v and _is_made_for_jax(owner)):
+            return self.outside(getattr(owner, name))
+        return self.unless_refused(lambda: super(Shapes, self).get_attr(v, name), v)
+
+    def outside(self, v: Any) -> Any:
+        try:
+            return super().outside(v)
+        except Refused:
+            return _Outside(v) if callable(v) else UNKNOWN
+
+    def call(self, f: Any, args: Any, kwargs: Any) -> Any:
+        def run() -> Any:
+            try:
+                return super(Shapes, self).call(f, args, kwargs)
+            except Refused as error:
+                _check_begun(error)
+                return self._of_library(f, list(args), kwargs)
+
+        is_method = isinstance(f, types.MethodType) and _is_made_for_jax(f)
+        is_known = isinstance(f, types.FunctionType) and _is_without_jax(f)
+        if is_method or is_known or isinstance(f, _Outside) or type(_owner(f)) in _GENERATORS:
+            run = functools.partial(self._of_library, f, list(args), kwargs)
+        return UNKNOWN if f is print else self.unless_refused(run, f, *args, *kwargs.values())
+
+    def _of_library(self, f: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        """What a function gives that is not in the language, if its type can be found."""
+        f = f.func if isinstance(f, _Outside) else f
+        if id(f) in _GIVES:
+            return self.number(_GIVES[id(f)])
+        if any(f is g for g in (sum, max, min, sorted)):
+            items = self.iterate(args[0])
+            return self.new_list([self.one_of(items)] * len(items)) if f is sorted else self.one_of(items)
+        if isinstance(f, np.ufunc):
+            return self.call_jax(functools.partial(_broadcast, f.nout), args, {})
+        if type(owner := _owner(f)) in _GENERATORS:
+            return self.like(self.of_constants(getattr(copy.deepcopy(owner), f.__name__), args, kwargs))
+        if any(f is g for g in (np.random.default_rng, *_GENERATORS)):
+            return self.of_constants(f, args, kwargs)
+        if (counterpart := _counterpart(f)) is not None:
+            return wide(self.call_jax, functools.partial(_of_arrays, counterpart), args, kwargs)
+        if _is_made_for_jax(f):
+            return self.call_jax(f, args, kwargs)
+        raise Refused("a function from outside")
+
+    # --------------------------------------------------------------- nothing is computed
+
+    def python(self, f: Callable[..., Any], *vs: Any, **kw: Any) -> Any:
+        leaves, tree = jax.tree.flatten((vs, kw))
+        if not any(map(is_array, leaves)):
+            return super().python(f, *vs, **kw)
+        key: Any = None
+        plain = type, types.FunctionType
+        if id(f) in _PURE and all(is_array(x) or is_constant(x) or isinstance(x, plain) for x in leaves):
+            key = f, tree, tuple((x.shape, x.dtype) if is_array(x) else (type(x), x) for x in leaves)
+        if key not in self.known:
+            try:
+                outs, of_outs = jax.tree.flatten(f(*vs, **kw))
+            except Refused:
+                raise
+            except Exception as e:
+                raise PyRaise(e, sure=False) from e
+            if key is None or not all(map(is_array, outs)):
+                return jax.tree.unflatten(of_outs, outs)
+            self.known[key] = of_outs, list(map(jax.typeof, outs))
+        return jax.tree.unflatten(self.known[key][0], self.unknown(self.known[key][1]))
+
+    def of_constants(self, f: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        # The function may change the array later, so its numbers are not known.
+        out = super().of_constants(f, args, kwargs)
+        return self.like(out) if type(out) is np.ndarray else out
+
+    def _numbers_in(self, v: Any) -> Iterator[Num]:
+        # What a function of JAX makes of their values does not matter.
+        yield from ()
+
+    def check(self, wrong: Any, error: Exception, of_python: bool = True) -> None:
+        if wrong is True:
+            raise PyRaise(error)
+
+    def note(self, wrong: Any, error: Exception, where: tuple[str, int], expression: str) -> None:
+        pass
+
+    def record(self, run: Any, taken: Any) -> Any:
+        if self.branches > _MOST_BRANCHES:
+            raise Refused("more branches than are looked at for the shape of the result", where=self.line)
+        return super().record(run, taken)
+
+    def _truth(self, v: Any) -> Any:
+        is_one = isinstance(v, core.Tracer) and v.size == 1
+        return self.number("b", 0, 1) if v is UNKNOWN or is_one else super()._truth(v)
+
+    def compare(self, op: type, a: Any, b: Any) -> Any:
+        return self.number("b", 0, 1) if a is UNKNOWN or b is UNKNOWN else super().compare(op, a, b)
+
+    def _compare_values(self, op: type, a: Any, b: Any) -> Any:
+        if not _has_number(a, b):
+            return super()._compare_values(op, a, b)
+        known = None if common_kind(a, b) == "f" else decided(COMPARE[op], a, b)
+        return self.number("b", 0, 1) if known is None else known
+
+    def same_item(self, a: Any, b: Any) -> Any:
+        return self.truth(self.compare(ast.Eq, a, b))
+
+    def _binary(self, op: type, a: Any, b: Any) -> Any:
+        if _has_number(a, b) and common_kind(a, b) == "f":
+            return self.number("f")
+        return super()._binary(op, a, b)
+
+    def _math(self, f: Any, args: tuple[Any, ...]) -> Any:
+        is_known = not any(isinstance(x, Num) or is_array(x) for x in args)
+        return super()._math(f, args) if is_known else self.number(_OF_MATH.get(f.__name__, "f"))
+
+    def number_of(self, x: Any, kind: str = "") -> Num:
+        is_float = isinstance(x, core.Tracer) and x.size == 1 and (kind == "f" or core.is_inexact(x))
+        return self.number("f") if is_float else super().number_of(x, kind)
+
+    # ------------------------------------------------------------------------------ items
+
+    def items(self, obj: Obj) -> Any:
+        if obj.slots["items"] is UNKNOWN:
+            raise Refused("a list whose length depends on values")
+        return super().items(obj)
+
+    def with_items(self, obj: Obj, f: Callable[[Any], tuple[Any, Any]]) -> Any:
+        return UNKNOWN if obj.slots["items"] is UNKNOWN else super().with_items(obj, f)
+
+    def list_method(self, v: Obj, name: str, args: list[Any]) -> Any:
+        is_place = name == "index"
+        return self.number("i", 0, len(self.items(v)) - 1) if is_place else super().list_method(v, name, args)
+
+    def _constants(self, v: Any) -> Any:
+        is_array_of_rows = isinstance(v, core.Tracer) and v.ndim
+        return (self.of_type(v.shape[1:], v.dtype),) * len(v) if is_array_of_rows else super()._constants(v)
+
+    def new_slice(self, *ends: Any) -> Any:
+        is_known = all(x is None or is_constant(x) for x in ends)
+        return super().new_slice(*ends) if is_known else slice(UNKNOWN, None, None)
+
+    def _of_tuple(self, items: Any, key: Any) -> Any:
+        if items is UNKNOWN or _is_unknown_slice(key):
+            raise Refused("an item of a list, or a part, that depends on values")
+        return self.one_of(items) if isinstance(key, Num) or is_array(key) else super()._of_tuple(items, key)
+
+    def _get_item(self, box: Any, key: Any) -> Any:
+        keys = list(key) if isinstance(key, tuple) else [key]
+        box = self.like(box) if isinstance(box, np.ndarray) and not all(map(is_constant, keys)) else box
+        if not is_array(box):
+            return super()._get_item(box, key)
+        shape, axis = list(box.shape), 0
+        for n, k in enumerate(keys):
+            axes = k.ndim if is_array(k) and k.dtype == np.bool_ else 1 if _is_unknown_slice(k) else 0
+            if axes:
+                shape[axis : axis + axes], keys[n] = [LENGTH], slice(None)
+            axis = len(shape) - len(keys) + n + 1 if k is Ellipsis else axis + (k is not None)
+        return super()._get_item(self.of_type(shape, box.dtype), tuple(keys) if isinstance(key, tuple) else keys[0])
+
+    def _set_item(self, box: Any, key: Any, value: Any) -> None:
+        # Arrays keep their shapes. Those that cannot be changed raise when the function is called.
+        if not (is_array(box) or box is UNKNOWN or type(box) is np.ndarray):
+            super()._set_item(box, key, value)
+
+    def call_method(self, v: Any, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        if isinstance(v, At) and name != "get":
+            return self.of_type(v.array.shape, v.array.dtype)
+        return super().call_method(v, name, args, kwargs)
+
+    # ------------------------------------------------------------------------- statements
+
+    def assign(self, target: Any, value: Any, env: Obj) -> None:
+        if value is UNKNOWN and isinstance(target, (ast.Tuple, ast.List)):
+            for t in target.elts:
+                self.assign(t.value if isinstance(t, ast.Starred) else t, UNKNOWN, env)
+        else:
+            super().assign(target, value, env)
+
+    def _for(self, s: ast.For, items: Any, env: Obj) -> None:
+        is_unknown = items is UNKNOWN or (isinstance(items, Obj) and items.slots["items"] is UNKNOWN)
+        if not is_unknown:
+            return super()._for(s, items, env)
+        coin = self.of_type((), DTYPES["b"])
+        self._loop_of_program(s, env, coin, lambda: coin, lambda: self.assign(s.target, UNKNOWN, env))
+        return self._leave_loop(s, env)
+
+    def call_user(self, f: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        if len(self.frames) > _MOST_CALLS:
+            raise PyRaise(RecursionError("a function calls itself"))
+        return super().call_user(f, args, kwargs)
+
+    def do_raise(self, s: ast.Raise, env: Obj) -> None:
+        raise PyRaise(RuntimeError("the function raises"))
+
+    def do_try(self, s: ast.Try, env: Obj) -> None:
+        """The body, or one of the handlers, which sees the variables as they were before."""
+        sides: list[Callable[[], Any]] = [lambda: self.block([*s.body, *s.orelse], env)]
+        sides += [functools.partial(self._handle, h, env) for h in s.handlers]
+        coin = self.of_type((), DTYPES["b"])
+        functools.reduce(lambda rest, run: lambda: self.branch(coin, run, rest), sides)()
+        self.if_normal(env, lambda: self.block(s.finalbody, env))
+
+    def do_with(self, s: ast.With, env: Obj) -> None:
+        for item in s.items:
+            if item.optional_vars:
+                self.assign(item.optional_vars, UNKNOWN, env)
+        self.block(s.body, env)
+
+    def _handle(self, handler: ast.ExceptHandler, env: Obj) -> None:
+        if handler.name:
+            self.store(handler.name, UNKNOWN, env)
+        self.block(handler.body, env)
+
+
+def _is_unknown_slice(v: Any) -> bool:
+    return isinstance(v, slice) and v.start is UNKNOWN
+
+
+def _check_begun(error: Refused) -> None:
+    """Raises an error again that Python raises, too, or that comes out of a statement, which may be half done."""
+    if error.where is not None or (isinstance(error, PyRaise) and error.sure):
+        raise error
+
+
+def _has_number(a: Any, b: Any) -> bool:
+    """Whether two values are numbers of Python, of which one is not known."""
+    return (isinstance(a, Num) or isinstance(b, Num)) and is_scalar(a) and is_scalar(b)
+
+
+def _owner(f: Any) -> Any:
+    """The object of a method, or the object itself."""
+    return f.__self__ if isinstance(f, (types.MethodType, types.BuiltinMethodType)) else f
+
+
+def _is_made_for_jax(v: Any) -> bool:
+    """Whether a callable may be given traced values: a compiled function, one of JAX, and a model or its method."""
+    if core.is_jitted(v) or isinstance(v, (jax.custom_jvp, jax.custom_vjp)):
+        return True
+    if isinstance(v, types.FunctionType):
+        package, *rest = v.__module__.split(".")
+        return package == "jax" and not _PACKAGES.isdisjoint(rest)
+    return any(module_of(c) in _LIBRARIES for c in type(_owner(v)).__mro__)
+
+
+def _is_without_jax(f: types.FunctionType) -> bool:
+    """Whether a function of an installed package, such as SciPy, does not know JAX."""
+    if "site-packages" not in f.__code__.co_filename or f.__module__.startswith("jax"):
+        return False
+    return not any(v is module for v in f.__globals__.values() for module in (jax, jnp, jax.lax))
+
+
+def _counterpart(f: Any) -> Any:
+    """The function of JAX that is like one of NumPy, or None."""
+    is_function = isinstance(f, (type, types.FunctionType, types.BuiltinFunctionType, type(np.sum)))
+    package, *modules = str(f.__module__ if is_function else "").split(".")
+    names = [m for m in modules if m[0] != "_"] + [getattr(f, "__name__", "")]
+    found = functools.reduce(lambda m, n: getattr(m, n, None), names, jnp) if package == "numpy" else None
+    return None if found is f else found
+
+
+def _of_arrays(f: Any, *args: Any, **kwargs: Any) -> Any:
+    """Calls a function of JAX, which takes no lists for arrays as NumPy does."""
+    try:
+        return f(*args, **kwargs)
+    except TypeError:
+        return f(*(jnp.asarray(x) if isinstance(x, list) else x for x in args), **kwargs)
+
+
+def _broadcast(count: int, *xs: Any) -> Any:
+    out = jnp.zeros(jnp.broadcast_shapes(*map(jnp.shape, xs)))
+    return out if count == 1 else (out,) * count
+
+
+def shapes_of(
+    function: Any,
+    arguments: Callable[[Sequence[Any]], tuple[Sequence[Any], Mapping[str, Any]]],
+    leaves: Callable[[Any], Sequence[Any]],
+    structs: Sequence[Any],
+) -> list[tuple[int, ...]] | None:
+    """The shapes of what a function returns, or None.
+
+    Args:
+        function: the user's.
+        arguments: makes its arguments of arrays.
+        leaves: takes the results out of what it returns.
+        structs: the types of the arrays.
+    """
+
+    def shaped(returned: Any) -> Any:
+        if isinstance(returned, Either):
+            return returned.map(lambda value: tuple(shaped(value)))
+        return [_shaped(v) for v in leaves(returned)]
+
+    def run(*arrays: Any) -> list[Any]:
+        args, kwargs = arguments(arrays)
+        return interpret(function, args, kwargs, shaped, machine=Shapes())[0]
+
+    if core.PORTABLE:
+        return None
+    try:
+        return [s.shape for s in jax.eval_shape(run, *structs)]
+    except Exception:
+        # Whatever is wrong with the function, its call will tell.
+        return None
+
+
+def _shaped(v: Any) -> Any:
+    if isinstance(v, Either):
+        return v.map(_shaped)
+    shape = list[Any](() if isinstance(v, Num) else np.shape(v))
+    if v is UNKNOWN or not all(isinstance(d, int) or d.scope is not LENGTH.scope for d in shape):
+        raise Refused("the shape of a result is not known")
+    # Of one dtype, so that two paths differ by the shape alone.
+    return jnp.zeros(shape, np.bool_)
