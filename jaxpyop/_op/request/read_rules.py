@@ -21,9 +21,8 @@ from jaxpyop._op.values import IN_A_LOOP
 class numerical:  # noqa: N801  # reads as the rule that it is to users
     """A derivative rule that needs no formula: central differences of the function itself.
 
-    A cotangent takes two calls of the function for each input element, and a tangent two for
-    each element in which it is not zero. Expect three to four correct digits in float32.
-    ``jax.custom_vjp`` needs a formula.
+    A cotangent takes two calls of the function for each input element, a tangent usually two
+    in all. Expect three to four correct digits in float32. ``jax.custom_vjp`` needs a formula.
 
     Args:
         step: how far an input element is moved. A pair ``(absolute, relative)`` stands for the larger

@@ -1,8 +1,8 @@
 """`vjp=numerical()` and `jvp=numerical()`: central differences of the function itself.
 
-Each element of the inputs that has a tangent, or whose cotangent is asked for, takes one pair of calls. A complex
-element takes two pairs, along the real and the imaginary axis, because the function need not be holomorphic. The calls
-run where the function runs: on its executor.
+A cotangent takes one pair of calls for each element of the inputs. A complex element takes two pairs, along the real
+and the imaginary axis, because the function need not be holomorphic. A tangent takes one pair for all elements that
+reach their steps at about the same distance along it. The calls run where the function runs: on its executor.
 
 The step is the cube root of the dtype's machine epsilon (0.005 for float32), times the absolute value of the element if
 that is above one. With this step, the truncation error of the difference quotient is about as large as its rounding
@@ -14,8 +14,8 @@ Overflows and NaN are in the results, and NumPy does not warn of them, because t
 from __future__ import annotations
 
 import numbers
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -25,13 +25,8 @@ from jaxpyop._jaxcore import is_inexact
 from jaxpyop._op.body import DerivativeBody, UserBody
 from jaxpyop._op.primitive import Call
 
-
-class _Place(NamedTuple):
-    """An element of the inputs, and the axis along which it moves: 1 or 1j."""
-
-    input: int
-    at: tuple[int, ...]
-    axis: complex
+# For each input an array of how its elements move, or None if it stays as it is.
+_Direction = list[Any]
 
 
 class NumericalBody(DerivativeBody):
@@ -61,65 +56,110 @@ class NumericalBody(DerivativeBody):
 
     def _tangents(self, inputs: list[Any], outputs: list[Any], given: list[Any]) -> list[Any]:
         results = [o for o in outputs if is_inexact(o)]
-        tangents = self.per_input(given)
-        along = lambda place: np.real(tangents[place.input][place.at] * np.conj(place.axis))
-        places = [place for place in _places(inputs, self.perturbed) if along(place)]
         found = [np.zeros(o.shape, _in_double(o).dtype) for o in results]
-        for place, slopes in zip(places, self._slopes(inputs, outputs, places)):
+        directions = _parts(self.per_input(given), self._reaches(inputs, outputs, self.per_input(given)))
+        for slopes in self._slopes(inputs, outputs, directions, len(directions)):
             for total, slope in zip(found, slopes):
-                total += along(place) * slope
+                total += slope
         return [total.astype(o.dtype) for total, o in zip(found, results)]
 
     def _cotangents(self, inputs: list[Any], outputs: list[Any], given: list[Any]) -> list[Any]:
         cotangents = [ct for ct, o in zip(self.per_result(given, outputs), outputs) if is_inexact(o)]
-        places = list(_places(inputs, self.perturbed))
+        # An element of an input, and the axis along which it moves: 1 or 1j.
+        places = [
+            (k, index, axis)
+            for k, (x, moves) in enumerate(zip(inputs, self.perturbed))
+            for index in (np.ndindex(*x.shape) if moves else ())
+            for axis in ((1.0, 1j) if np.iscomplexobj(x) else (1.0,))
+        ]
         found = [np.zeros(x.shape, _in_double(x).dtype) for x in inputs]
-        for place, slopes in zip(places, self._slopes(inputs, outputs, places)):
+        units = (_unit(inputs, *place) for place in places)
+        for (k, index, axis), slopes in zip(places, self._slopes(inputs, outputs, units, len(places))):
             # JAX multiplies complex tangents and cotangents without conjugating either of them.
             products = (np.real(_in_double(ct) * slope) for ct, slope in zip(cotangents, slopes) if ct is not None)
-            found[place.input][place.at] += sum(map(np.sum, products)) * np.conj(place.axis)
+            found[k][index] += sum(map(np.sum, products)) * np.conj(axis)
         return [total.astype(x.dtype) for total, x, wanted in zip(found, inputs, self.perturbed) if wanted]
 
-    def _slopes(self, inputs: list[Any], outputs: list[Any], places: list[_Place]) -> Iterator[list[Any]]:
-        """The slopes of the inexact results, for each place."""
-        default = float(np.cbrt(max(float(jnp.finfo(a.dtype).eps) for a in (*inputs, *outputs) if is_inexact(a))))
+    def _slopes(
+        self, inputs: list[Any], outputs: list[Any], directions: Iterable[_Direction], count: int
+    ) -> Iterator[list[Any]]:
+        """The slopes of the inexact results along each direction."""
         distances: list[Any] = []
 
         def ends() -> Iterator[list[Any]]:
-            for place in places:
-                absolute, relative = self.steps[place.input] or (default, default)
-                element = _in_double(inputs[place.input][place.at])
-                step = np.maximum(absolute, relative * np.abs(element)) * place.axis
-                both = [_moved(inputs, place, element + s) for s in (step, -step)]
-                # How far the two are apart, once they are rounded to the dtype of the input.
-                plus, minus = (_in_double(values[place.input][place.at]) for values in both)
-                distances.append(np.real((plus - minus) * np.conj(place.axis)))
-                if self.steps[place.input] is not None and distances[-1] == 0:
+            for direction in directions:
+                reaches = self._reaches(inputs, outputs, direction)
+                step = min(reach.min(initial=np.inf) for reach in reaches if reach is not None)
+                plus, minus = (list(map(_moved, inputs, direction, [signed] * len(inputs))) for signed in (step, -step))
+                distances.append(_distance(plus, minus, direction))
+                if distances[-1] is None and any(step is not None for step in self.steps):
                     text = (
                         f"{self.title}: the step of numerical(step=...) is so small that an input plus the step is "
                         "rounded to the input itself; pass a larger step, or inputs of 64 bits"
                     )
                     raise refusal(ValueError(text))
-                yield from both
+                yield from (plus, minus)
 
-        runs = iter(run_each(self.function, ends(), 2 * len(places), "finite difference"))
+        runs = iter(run_each(self.function, ends(), 2 * count, "finite difference"))
         for distance, plus, minus in zip(distances, runs, runs):
             triples = zip(plus, minus, outputs)
-            yield [(_in_double(a) - _in_double(b)) / distance for a, b, o in triples if is_inexact(o)]
+            yield [(_in_double(a) - _in_double(b)) / (distance or 0.0) for a, b, o in triples if is_inexact(o)]
+
+    def _reaches(self, inputs: list[Any], outputs: list[Any], direction: _Direction) -> _Direction:
+        """How far each element may go along a direction: as many times its entry there as make up its step."""
+        default = float(np.cbrt(max(float(jnp.finfo(a.dtype).eps) for a in (*inputs, *outputs) if is_inexact(a))))
+        found: _Direction = []
+        for x, moves, step in zip(inputs, direction, self.steps):
+            absolute, relative = step or (default, default)
+            size = np.abs(_in_double(x))
+            # What is not finite gives NaN, however far it goes.
+            length = np.maximum(absolute, relative * np.where(np.isfinite(size), size, 1.0))
+            times = None if moves is None else length / np.abs(moves)
+            is_usual = times is not None and np.isfinite(times) & (times > 0)
+            found.append(None if times is None else np.where(moves == 0, np.inf, np.where(is_usual, times, 1.0)))
+        return found
 
 
-def _places(inputs: list[Any], perturbed: Sequence[bool]) -> Iterator[_Place]:
-    for k, (x, moves) in enumerate(zip(inputs, perturbed)):
-        for index in np.ndindex(*x.shape) if moves else ():
-            for axis in (1.0, 1j) if np.iscomplexobj(x) else (1.0,):
-                yield _Place(k, index, axis)
+def _parts(tangents: _Direction, reaches: _Direction) -> list[_Direction]:
+    """Split tangents into parts that add up to them. The elements of a part differ by a factor of ten in their reach.
+
+    One length for all of them is then no more than ten times too short for any.
+    """
+    nearest = min((reach.min(initial=np.inf) for reach in reaches if reach is not None), default=np.inf)
+    powers = [None if reach is None else np.floor(np.log10(reach / nearest)) for reach in reaches]
+    found = {power for each in powers if each is not None for power in each[np.isfinite(each)].tolist()}
+    return [
+        [None if each is None else np.where(each == power, t, 0.0) for t, each in zip(tangents, powers)]
+        for power in sorted(found)
+    ]
 
 
-def _moved(inputs: list[Any], place: _Place, element: Any) -> list[Any]:
-    """The inputs, as arrays that the function may change, with another element at the place."""
-    found = [np.array(x, order="C") for x in inputs]
-    found[place.input][place.at] = element.astype(found[place.input].dtype)
-    return found
+def _unit(inputs: list[Any], k: int, index: tuple[int, ...], axis: complex) -> _Direction:
+    """The direction in which one element of an input moves."""
+    unit = np.zeros(inputs[k].shape, type(axis))
+    unit[index] = axis
+    return [unit if n == k else None for n in range(len(inputs))]
+
+
+def _moved(x: Any, direction: Any, length: Any) -> Any:
+    """An input, as an array that the function may change, some way along a direction."""
+    if direction is None:
+        return np.array(x, order="C")
+    wide = _in_double(x)
+    return np.where(direction == 0, wide, wide + length * direction).astype(x.dtype, order="C")
+
+
+def _distance(plus: list[Any], minus: list[Any], direction: _Direction) -> Any:
+    """How far two points are apart along a direction, once they are rounded; None if an element did not move."""
+    total = across = 0.0
+    for a, b, t in zip(plus, minus, direction):
+        if t is not None:
+            t, gaps = t[t != 0], (_in_double(a) - _in_double(b))[t != 0]
+            if not gaps.all():
+                return None
+            across += np.sum(np.real(gaps * np.conj(t)))
+            total += np.sum(np.abs(t) ** 2)
+    return across / total
 
 
 def _in_double(value: Any) -> np.ndarray[Any, Any]:
