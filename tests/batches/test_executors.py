@@ -290,6 +290,16 @@ def test_tasks_elsewhere_have_private_inputs_and_are_counted():
     assert row["runs"] == 4
 
 
+def test_conditional_elements_have_private_inputs():
+    """Also those that several elements share."""
+    for pool in (InCaller(), LikeAProcess()):
+        op = lambda x, y, pool=pool: numpy_function(
+            bodies.added_in_place, [x, y], F, when=x[0] >= 0, vmap_method="parallel", executor=pool
+        )
+        found = jax.jit(jax.vmap(op, (0, None)))(grid(4, 1), jnp.full(1, 10.0))
+        np.testing.assert_array_equal(found[:, 0], [10, 11, 12, 13])
+
+
 def test_tasks_elsewhere_have_the_callers_settings(x64):
     x = jnp.array([2.0**40, 1 / 3])
     for api in (numpy_function, py_function):

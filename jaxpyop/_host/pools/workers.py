@@ -95,7 +95,8 @@ def run_one_by_one_in_workers(
                 job = job or dataclasses.replace(job_for(executor, call), lead=lead)
                 # The inputs of an element travel with its job. What is shared has to live until the end of the call.
                 arrays = list(map(np.asarray, given))
-                own, shared = ([a[None] for a in arrays], []) if batch else ([], arrays)
+                # They are read-only, so that the worker copies them: elements may share the memory of an input.
+                own, shared = ([np.broadcast_to(a, (1, *a.shape)) for a in arrays], []) if batch else ([], arrays)
                 sent = dataclasses.replace(job, rows=[batch is not None] * len(arrays))
             yield Task(sent, shared, numbers, lambda _, own=own: own, lambda _, inputs=inputs: inputs)
 
