@@ -11,8 +11,10 @@ pytestmark = pytest.mark.slow
 START = """
 import jaxpyop, jax, jax.numpy as jnp, numpy as np, atexit, os, sys, threading, time
 F = jnp.float32
+begun = threading.Event()
 
 def slow(x):
+    begun.set()
     print("begin")
     time.sleep(0.2)
     print("end", flush=True)
@@ -46,11 +48,15 @@ CASES = {
     "stateless, each waits for the one before": ("program(program(program(start)))", 0, 3),
     "stateless, all wait for one result": ("z = busy(); program(z); program(z); program(z)", 0, 3),
     "stateless, sys.exit in between": ("y = program(start); y = program(program(busy())); sys.exit(3)", 3, 3),
-    "stateless, on a daemon thread": ("thread(program, start, daemon=True); time.sleep(0.1); sys.exit(2)", 2, 1),
+    "stateless, on a daemon thread": ("thread(program, start, daemon=True); begun.wait(); sys.exit(2)", 2, 1),
     "py_function, in flight": ("y = jax.jit(lambda x: jaxpyop.py_function(slow, [x], F))(busy()); sys.exit(3)", 3, 2),
     "a gradient, in flight": ("g = gradient(busy())", 0, 2),
     "cut, sys.exit between calls": ("y = cut(start); sys.exit(4)", 4, 1),
-    "a long function": ("thread(leave(time.sleep), 1000.0, daemon=True); time.sleep(0.3)", 0, 0),
+    "a long function": (
+        "thread(leave(lambda s: begun.set() or time.sleep(s)), 1000.0, daemon=True); begun.wait()",
+        0,
+        0,
+    ),
     "a batch of an exit handler": ("f = parallel(); f(jnp.ones(2)); atexit.register(lambda: f(jnp.ones(3)))", 0, 5),
     "sys.exit in a function": ("with jaxpyop.reraise(): leave(sys.exit)(5.0).block_until_ready()", 5, 0),
     "os._exit in a function": ("leave(os._exit)(6.0)", 6, 0),
@@ -79,6 +85,7 @@ from jaxpyop._host import at_exit
 at_exit._MAX_SECONDS = 0.4
 
 def goes_on(x):
+    begun.set()
     print("begin", flush=True)
     for _ in range(1000):
         time.sleep(0.01)
@@ -87,7 +94,7 @@ def goes_on(x):
 
 long = jax.jit(lambda x: jaxpyop.numpy_function(goes_on, [x], F))
 thread(lambda: long(long(start)), daemon=True)
-time.sleep(0.1)
+begun.wait()
 sys.exit(3)
 """
 

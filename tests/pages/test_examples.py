@@ -24,7 +24,7 @@ SCRIPTS = {(page, name): code for page, text in PAGES.items() for name, code in 
 NOT_RUN = [(page, k, *found) for page, text in PAGES.items() for k, found in enumerate(marked(text, "not run"))]
 THEIRS = {f"{page}-{k}": (of, code) for page, k, of, code in NOT_RUN}
 # What the code of another library, or of a program with a user at it, names.
-NAMES = {"TensorFlow": "tf.", "Ray Data": "ray.data.", "it waits for the keyboard": "running.join("}
+NAMES = {"TensorFlow": "tf.", "it waits for the keyboard": "running.join("}
 NAMES |= {"Slurm": "Client(", "dask-jobqueue": "SLURMCluster(", "dask-kubernetes": "KubeCluster("}
 
 
