@@ -26,8 +26,8 @@ check. What raises always, or looks like a mistake, is refused.
 **To read**, in this order: `values` (`kinds`: what a variable may hold; `forms`: how two values become one;
 `numbers`), `machine` (errors, branches and loops), `operators`, `containers` (items and attributes), `calls`,
 `functions`, `statements`, `interpreter` (expressions, and the way in). `loop` is a loop on values as a primitive of
-JAX, and `shapes` the interpreter for the shapes of results alone. Each class of `machine` to `interpreter` adds a part of the language to the class before. Whatever does not know a
-kind of value refuses it.
+JAX. Each class of `machine` to `interpreter` adds a part of the language to the class before. Whatever does not know a
+kind of value refuses it. `shapes` is the interpreter for the shapes of results alone.
 
 **To add a function** that may be called:
 
