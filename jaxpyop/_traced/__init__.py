@@ -27,7 +27,7 @@ check. What raises always, or looks like a mistake, is refused.
 `numbers`), `machine` (errors, branches and loops), `operators`, `containers` (items and attributes), `calls`,
 `functions`, `statements`, `interpreter` (expressions, and the way in). `loop` is a loop on values as a primitive of
 JAX. Each class of `machine` to `interpreter` adds a part of the language to the class before. Whatever does not know a
-kind of value refuses it.
+kind of value refuses it. `shapes` is the interpreter for the shapes of results alone.
 
 **To add a function** that may be called:
 

@@ -29,6 +29,14 @@ from jax import export
 from jaxpyop import _jaxcore as core
 from jaxpyop._traced.allowed import OF_JAX
 from jaxpyop._traced.interpreter import Either, Interpreter, interpret
+from jaxpyop._traced.libraries import (
+    broadcast_of,
+    call_with_arrays,
+    counterpart_of,
+    is_made_for_jax,
+    is_without_jax,
+    owner_of,
+)
 from jaxpyop._traced.values import *
 
 # How many sides of branches are looked at, and how deep calls are.
@@ -38,8 +46,6 @@ LENGTH: Any = export.symbolic_shape("n")[0]
 _GENERATORS = np.random.Generator, np.random.RandomState, random.Random
 # What has one result type for each of the types of the arguments.
 _PURE = OF_JAX.keys() | set(map(id, (*PYTHON_OPS.values(), *COMPARE.values(), operator.neg, operator.getitem)))
-# JAX's packages of functions that have no effects, and the libraries whose models may be given traced values.
-_PACKAGES, _LIBRARIES = {"numpy", "lax", "nn", "random", "scipy", "image", "ops"}, {"equinox", "flax", "haiku"}
 # What some functions give, whatever they are given.
 _GIVES = {id(f): kind for kind, fs in (("f", (float, round)), ("i", (int, len))) for f in fs}
 _OF_MATH = {"floor": "i", "ceil": "i", "trunc": "i", "isnan": "b", "isinf": "b", "isfinite": "b"}
@@ -53,41 +59,11 @@ class _Outside(Foreign):
     """A callable from outside that is not in the language."""
 
 
-def _type_of_form(form: Form) -> Any:
-    """The shape and the dtype of a number or an array of this form, if it is one."""
-    if form.kind == "arr":
-        return form.own[:2]
-    if kind := form.number_kind():
-        return (), jnp.dtype({"b": bool, "i": int, "f": float}[kind])
-    is_of_numpy = isinstance(form.value, (np.ndarray, np.generic))
-    return (form.value.shape, jax.dtypes.canonicalize_dtype(form.value.dtype)) if is_of_numpy else None
-
-
-class _JoiningTypes(Joining):
-    """Makes one form of two numbers or arrays of one shape. A list that grows from turn to turn has unknown items."""
-
-    @staticmethod
-    def merges(a: Form, b: Form) -> bool:
-        types = _type_of_form(a), _type_of_form(b)
-        return mergeable(a, b) or (None not in types and types[0][0] == types[1][0])
-
-    def join(self, a: Form, b: Form) -> Form:
-        grows = self.widening and a.kind == b.kind == "group" and a.own[0] is b.own[0] is tuple and a.own != b.own
-        is_unknown = grows or a.value is UNKNOWN or b.value is UNKNOWN
-        return const(UNKNOWN) if is_unknown else super().join(a, b)
-
-    def one(self, a: Form, b: Form) -> Form:
-        if mergeable(a, b):
-            return super().one(a, b)
-        (shape, dtype), (_, other) = _type_of_form(a), _type_of_form(b)
-        return Form("arr", (shape, jnp.promote_types(dtype, other), False))
-
-
 class Shapes(Interpreter):
     """The interpreter, where nobody asks for more than the shapes of the results."""
 
     only_shapes = True
-    joining = _JoiningTypes
+    joining = JoiningTypes
 
     def __init__(self) -> None:
         super().__init__(None, "")
@@ -139,7 +115,7 @@ class Shapes(Interpreter):
 
     def get_attr(self, v: Any, name: str) -> Any:
         owner = v.func if isinstance(v, _Outside) else v
-        if type(owner) in _GENERATORS or (owner is not v and _is_made_for_jax(owner)):
+        if type(owner) in _GENERATORS or (owner is not v and is_made_for_jax(owner)):
             return self.outside(getattr(owner, name))
         return self.unless_refused(lambda: super(Shapes, self).get_attr(v, name), v)
 
@@ -157,9 +133,9 @@ class Shapes(Interpreter):
                 _check_begun(error)
                 return self._of_library(f, list(args), kwargs)
 
-        is_method = isinstance(f, types.MethodType) and _is_made_for_jax(f)
-        is_known = isinstance(f, types.FunctionType) and _is_without_jax(f)
-        if is_method or is_known or isinstance(f, _Outside) or type(_owner(f)) in _GENERATORS:
+        is_method = isinstance(f, types.MethodType) and is_made_for_jax(f)
+        is_known = isinstance(f, types.FunctionType) and is_without_jax(f)
+        if is_method or is_known or isinstance(f, _Outside) or type(owner_of(f)) in _GENERATORS:
             run = functools.partial(self._of_library, f, list(args), kwargs)
         return UNKNOWN if f is print else self.unless_refused(run, f, *args, *kwargs.values())
 
@@ -172,14 +148,14 @@ class Shapes(Interpreter):
             items = self.iterate(args[0])
             return self.new_list([self.one_of(items)] * len(items)) if f is sorted else self.one_of(items)
         if isinstance(f, np.ufunc):
-            return self.call_jax(functools.partial(_broadcast, f.nout), args, {})
-        if type(owner := _owner(f)) in _GENERATORS:
+            return self.call_jax(functools.partial(broadcast_of, f.nout), args, {})
+        if type(owner := owner_of(f)) in _GENERATORS:
             return self.like(self.of_constants(getattr(copy.deepcopy(owner), f.__name__), args, kwargs))
         if any(f is g for g in (np.random.default_rng, *_GENERATORS)):
             return self.of_constants(f, args, kwargs)
-        if (counterpart := _counterpart(f)) is not None:
-            return wide(self.call_jax, functools.partial(_of_arrays, counterpart), args, kwargs)
-        if _is_made_for_jax(f):
+        if (counterpart := counterpart_of(f)) is not None:
+            return wide(self.call_jax, functools.partial(call_with_arrays, counterpart), args, kwargs)
+        if is_made_for_jax(f):
             return self.call_jax(f, args, kwargs)
         raise Refused("a function from outside")
 
@@ -363,50 +339,6 @@ def _check_begun(error: Refused) -> None:
 def _has_number(a: Any, b: Any) -> bool:
     """Whether two values are numbers of Python, of which one is not known."""
     return (isinstance(a, Num) or isinstance(b, Num)) and is_scalar(a) and is_scalar(b)
-
-
-def _owner(f: Any) -> Any:
-    """The object of a method, or the object itself."""
-    return f.__self__ if isinstance(f, (types.MethodType, types.BuiltinMethodType)) else f
-
-
-def _is_made_for_jax(v: Any) -> bool:
-    """Whether a callable may be given traced values: a compiled function, one of JAX, and a model or its method."""
-    if core.is_jitted(v) or isinstance(v, (jax.custom_jvp, jax.custom_vjp)):
-        return True
-    if isinstance(v, types.FunctionType):
-        package, *rest = v.__module__.split(".")
-        return package == "jax" and not _PACKAGES.isdisjoint(rest)
-    return any(module_of(c) in _LIBRARIES for c in type(_owner(v)).__mro__)
-
-
-def _is_without_jax(f: types.FunctionType) -> bool:
-    """Whether a function of an installed package, such as SciPy, does not know JAX."""
-    if "site-packages" not in f.__code__.co_filename or f.__module__.startswith("jax"):
-        return False
-    return not any(v is module for v in f.__globals__.values() for module in (jax, jnp, jax.lax))
-
-
-def _counterpart(f: Any) -> Any:
-    """The function of JAX that is like one of NumPy, or None."""
-    is_function = isinstance(f, (type, types.FunctionType, types.BuiltinFunctionType, type(np.sum)))
-    package, *modules = str(f.__module__ if is_function else "").split(".")
-    names = [m for m in modules if m[0] != "_"] + [getattr(f, "__name__", "")]
-    found = functools.reduce(lambda m, n: getattr(m, n, None), names, jnp) if package == "numpy" else None
-    return None if found is f else found
-
-
-def _of_arrays(f: Any, *args: Any, **kwargs: Any) -> Any:
-    """Calls a function of JAX, which takes no lists for arrays as NumPy does."""
-    try:
-        return f(*args, **kwargs)
-    except TypeError:
-        return f(*(jnp.asarray(x) if isinstance(x, list) else x for x in args), **kwargs)
-
-
-def _broadcast(count: int, *xs: Any) -> Any:
-    out = jnp.zeros(jnp.broadcast_shapes(*map(jnp.shape, xs)))
-    return out if count == 1 else (out,) * count
 
 
 def shapes_of(

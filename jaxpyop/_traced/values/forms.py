@@ -214,6 +214,36 @@ class Joining:
         return self.pairs[a, b]
 
 
+def _type_of_form(form: Form) -> Any:
+    """The shape and the dtype of a number or an array of this form, if it is one."""
+    if form.kind == "arr":
+        return form.own[:2]
+    if kind := form.number_kind():
+        return (), jnp.dtype({"b": bool, "i": int, "f": float}[kind])
+    is_of_numpy = isinstance(form.value, (np.ndarray, np.generic))
+    return (form.value.shape, jax.dtypes.canonicalize_dtype(form.value.dtype)) if is_of_numpy else None
+
+
+class JoiningTypes(Joining):
+    """Makes one form of two numbers or arrays of one shape. A list that grows from turn to turn has unknown items."""
+
+    @staticmethod
+    def merges(a: Form, b: Form) -> bool:
+        types = _type_of_form(a), _type_of_form(b)
+        return mergeable(a, b) or (None not in types and types[0][0] == types[1][0])
+
+    def join(self, a: Form, b: Form) -> Form:
+        grows = self.widening and a.kind == b.kind == "group" and a.own[0] is b.own[0] is tuple and a.own != b.own
+        is_unknown = grows or a.value is UNKNOWN or b.value is UNKNOWN
+        return const(UNKNOWN) if is_unknown else super().join(a, b)
+
+    def one(self, a: Form, b: Form) -> Form:
+        if mergeable(a, b):
+            return super().one(a, b)
+        (shape, dtype), (_, other) = _type_of_form(a), _type_of_form(b)
+        return Form("arr", (shape, jnp.promote_types(dtype, other), False))
+
+
 def form_key(form: Form, seen: dict[Form, int]) -> Any:
     """Something that is equal for equal forms."""
     if form.kind == "new":
