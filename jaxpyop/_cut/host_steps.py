@@ -54,7 +54,7 @@ class HostStep:
         return self._fitted(outs, args) if self._call.on_jax else outs
 
     def _fitted(self, outs: Sequence[Any], args: Sequence[Any]) -> list[Any]:
-        like = anchor_of(args)
+        like = anchor_of(args, self._call.operands.leading)
         found: list[Any] = []
         for out in outs:
             out = self._placed(out, like)

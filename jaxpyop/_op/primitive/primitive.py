@@ -126,7 +126,7 @@ def run_now(
         if call.op.executor is not None:
             # The arrays may come from an op that waits for the same thread.
             jax.block_until_ready(arrays)
-    like = anchor_of(args)
+    like = anchor_of(args, call.operands.leading)
     try:
         with jax.profiler.TraceAnnotation(call.label), _jaxcore.without_axes():
             if batch.sizes or call.op.executor is not None:

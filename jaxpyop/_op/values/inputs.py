@@ -290,9 +290,12 @@ def give_to_jax(value: np.ndarray[Any, Any], like: Any = None) -> jax.Array:
     return found
 
 
-def anchor_of(inputs: Sequence[Any]) -> Any:
-    """The input whose devices a body's results go to: the first committed one, or else the first `jax.Array`."""
-    arrays = [x for x in inputs if isinstance(x, jax.Array)]
+def anchor_of(inputs: Sequence[Any], leading: int) -> Any:
+    """The input whose devices the results of a call go to: the first committed one, or else the first `jax.Array`.
+
+    The first `leading` inputs, a receipt and the flag of `when=`, come last, because they are whole on each device.
+    """
+    arrays = [x for x in (*inputs[leading:], *inputs[:leading]) if isinstance(x, jax.Array)]
     return next(filter(_jaxcore.is_committed, arrays), arrays[0] if arrays else None)
 
 
