@@ -21,6 +21,6 @@ def ray():
     ray = pytest.importorskip("ray", reason="needs the extra `engines`")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
+        ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
         yield ray
         ray.shutdown()

@@ -40,7 +40,7 @@ ENGINES = ["processes", "loky", *CLUSTERS]
 @pytest.fixture
 def workers(request):
     """How many workers the engine of a test has. Those of loky take long to start, and the clusters are there."""
-    return {"processes": 2, "loky": 1}.get(request.node.callspec.params["engine"], 4)
+    return {"processes": 2, "loky": 1, "ray": 2}.get(request.node.callspec.params["engine"], 4)
 
 
 @pytest.fixture
