@@ -67,8 +67,8 @@ class Task:
 _WARN = 5.0
 _UNEXPLAINED = 3
 
-# A chunk has at most so many times as many elements as the chunk before had time for, and at least this part of them.
-_GROWTH, _SHORT = 4, 16
+# A chunk has at most so many times as many elements as the chunk before had time for.
+_GROWTH = 4
 
 
 class Sending:
@@ -112,6 +112,8 @@ class Sending:
         self._suspects: collections.deque[Task] = collections.deque()
         self._most = math.inf
         self._unexplained = 0.0
+        # How many elements a chunk has where they are fast, and 0 before that is known.
+        self._share = 0
 
     def _engine_of(self, executor: Any) -> Engine:
         engine = engine_of(executor, self._repeats, self._call.stateful)
@@ -169,9 +171,9 @@ class Sending:
     # ------------------------------------------------------------------ chunks
 
     # A worker begins no element of a chunk after a tenth of a second, and the rest of the chunk is sent again. So a
-    # chunk of slow elements has one, and one of fast elements has many, without a guess at how long they take. All
-    # that is left is divided by twice the number of workers, so that no worker waits for another one at the end, unless
-    # that gives chunks of no time.
+    # chunk of slow elements has one, and one of fast elements has many, without a guess at how long they take. What is
+    # left is divided by twice the number of workers, so that no worker waits for another one at the end: once, and
+    # again after a chunk that took too long.
 
     def _send(self, tasks: Iterator[Task]) -> None:
         while len(self._under_way) < min(2 * self._workers() if self._at_once else 1, self._most):
@@ -201,10 +203,12 @@ class Sending:
         if self.homes > 1:
             # The elements of a worker are known, so they go in one chunk.
             return len(task.numbers)
-        left = len(task.numbers) + sum(len(each.numbers) for each in self._waiting)
+        if not self._share:
+            left = len(task.numbers) + sum(len(each.numbers) for each in self._waiting)
+            self._share = -(-left // (2 * self._workers()))
         # An element that takes too long is known at once if it is alone.
         most = 1 if self._call.op.timeout else min(self._call.chunk, self._most_in_chunk)
-        return max(1, min(most, max(-(-left // (2 * self._workers())), self._call.chunk // _SHORT)))
+        return max(1, min(most, self._share))
 
     def _submitted(self, task: Task) -> Any:
         job, home = task.job_with_inputs(), task.numbers.start % self.homes
@@ -244,6 +248,7 @@ class Sending:
             is_early = outcome.done < len(task.numbers)
             self._call.chunk = max(_GROWTH * outcome.done, 0 if is_early else self._call.chunk)
             if is_early:
+                self._share = 0
                 self._put_back(task.part(slice(outcome.done, None)))
             self._take(task.part(slice(outcome.done)), outcome.results)
 
