@@ -52,7 +52,7 @@ def test_a_chunk_has_as_many_elements_as_a_worker_has_time_for(
     assert max(done for _, done in pool.sizes) <= ran
 
 
-@pytest.mark.skipif(not Notes.works, reason="the files are those of Linux")
+@pytest.mark.skipif(not Notes.works, reason="workers note what they run in files that only Linux can hand to them")
 def test_a_worker_notes_which_job_it_runs():
     notes = Notes()
     place, other = notes.new_place(), notes.new_place()

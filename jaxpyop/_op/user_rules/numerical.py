@@ -57,7 +57,9 @@ class NumericalBody(DerivativeBody):
     def _tangents(self, inputs: list[Any], outputs: list[Any], given: list[Any]) -> list[Any]:
         results = [o for o in outputs if is_inexact(o)]
         found = [np.zeros(o.shape, _in_double(o).dtype) for o in results]
-        directions = _parts(self.per_input(given), self._reaches(inputs, outputs, self.per_input(given)))
+        tangents = self.per_input(given)
+        parts = _parts(tangents, self._reaches(inputs, outputs, tangents))
+        directions = [one for part in parts for one in self._unless_rounded(inputs, outputs, part)]
         for slopes in self._slopes(inputs, outputs, directions, len(directions)):
             for total, slope in zip(found, slopes):
                 total += slope
@@ -88,8 +90,7 @@ class NumericalBody(DerivativeBody):
 
         def ends() -> Iterator[list[Any]]:
             for direction in directions:
-                reaches = self._reaches(inputs, outputs, direction)
-                step = min(reach.min(initial=np.inf) for reach in reaches if reach is not None)
+                step = self._length(inputs, outputs, direction)
                 plus, minus = (list(map(_moved, inputs, direction, [signed] * len(inputs))) for signed in (step, -step))
                 distances.append(_distance(plus, minus, direction))
                 if distances[-1] is None and any(step is not None for step in self.steps):
@@ -104,6 +105,28 @@ class NumericalBody(DerivativeBody):
         for distance, plus, minus in zip(distances, runs, runs):
             triples = zip(plus, minus, outputs)
             yield [(_in_double(a) - _in_double(b)) / (distance or 0.0) for a, b, o in triples if is_inexact(o)]
+
+    def _unless_rounded(self, inputs: list[Any], outputs: list[Any], part: _Direction) -> list[_Direction]:
+        """The part of a tangent, or its elements one by one if rounding changes how far they move beside each other.
+
+        A tenth of a step is not long beside the spacing of a small dtype, nor is that of a short step of the user's.
+        """
+        length = self._length(inputs, outputs, part)
+        singles: list[_Direction] = []
+        is_rounded = False
+        for k, (x, t) in enumerate(zip(inputs, part)):
+            if t is not None:
+                gaps = _in_double(_moved(x, t, length)) - _in_double(_moved(x, t, -length))
+                is_rounded |= bool(np.any(np.abs(gaps - 2 * length * t) > 0.001 * np.abs(2 * length * t)))
+                for index in map(tuple, np.argwhere(t != 0)):
+                    axes = (t[index].real, 1j * t[index].imag) if np.iscomplexobj(t) else (t[index],)
+                    singles += [_unit(inputs, k, index, axis) for axis in axes if axis != 0]
+        return singles if is_rounded else [part]
+
+    def _length(self, inputs: list[Any], outputs: list[Any], direction: _Direction) -> Any:
+        """How far all elements may go along a direction."""
+        reaches = self._reaches(inputs, outputs, direction)
+        return min(reach.min(initial=np.inf) for reach in reaches if reach is not None)
 
     def _reaches(self, inputs: list[Any], outputs: list[Any], direction: _Direction) -> _Direction:
         """How far each element may go along a direction: as many times its entry there as make up its step."""

@@ -30,6 +30,21 @@ def test_how_often_the_function_runs():
     assert func.count == 11 + 1 + 2 * 2
 
 
+@pytest.mark.parametrize(
+    ("dtype", "base", "step"),
+    [(jnp.bfloat16, 1, None), (jnp.float16, 1, None), (jnp.float8_e4m3fn, 1, None), (jnp.float32, 1000, (1e-3, 0.0))],
+    ids=["bfloat16", "float16", "float8", "a short step"],
+)
+def test_rounding_does_not_bend_a_tangent(dtype, base, step):
+    """An element may move by a tenth of its step along a tangent, and the spacing of its dtype may be as long."""
+    weights = np.array([0.0, 64.0, -32.0])
+    func = lambda x: np.float32((np.asarray(x, np.float64) - base) @ weights)
+    op = numpy_function(Tout=F(0), jvp=numerical(step=step))(func)
+    tangent = jnp.asarray([1.0, 0.17, 0.31], dtype)
+    found = jax.jvp(op, (jnp.full(3, base, dtype),), (tangent,))[1]
+    np.testing.assert_allclose(found, np.asarray(tangent, np.float64) @ weights, rtol=1e-3)
+
+
 def test_the_step():
     """The cube root of the machine's epsilon, and in proportion to elements larger than one."""
     func = Counter(lambda x: x * 2)
