@@ -299,6 +299,15 @@ def test_a_method_that_does_not_use_the_traced_values_of_its_object():
     assert jax.jit(jax.grad(loss))(3.0) == 8
 
 
+def test_a_function_with_branches_whose_shape_is_not_declared():
+    def loss(w):
+        net = Net(w)
+        return jaxpyop.py_function(lambda x: net(x) if x > 0 else x, [2.0], F)
+
+    with pytest.raises(ValueError, match=r"func holds a traced value .* by itself or in an object"):
+        jax.jit(jax.grad(loss))(3.0)
+
+
 def test_a_run_for_the_shapes_refuses_it_as_well():
     program = jax.jit(lambda w: jaxpyop.py_function(Net(w), [2.0], F))
     with pytest.raises(ValueError, match=r"func uses a traced value .* by itself or in an object"):

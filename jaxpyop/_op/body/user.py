@@ -179,9 +179,11 @@ class UserBody(Body):
             self._check_what_it_holds()
             return
         structs = element_structs(arrays)
-        # If not all shapes are declared, the function runs on types anyway, to find them.
         if all(leaf.shape_known for leaf in self.promised(structs)):
             self._shapes_on_types(structs)
+        else:
+            # These are found by such a run and remembered. Later there would be a trace that leaves nothing out.
+            self.shapes(structs)
 
     def _shapes_on_types(self, structs: Sequence[Struct]) -> list[Struct] | None:
         """Run the function on types, and return those of its results, or None if it needs values.
