@@ -12,8 +12,8 @@ from jaxpyop._op import NOT_GIVEN, apply_or_decorate
 from jaxpyop._op import clear_records as clear_records
 from jaxpyop._op import explain_traced as explain_traced
 from jaxpyop._op import numerical as numerical
-from jaxpyop._op import padded as padded
-from jaxpyop._op import static as static
+from jaxpyop._values import padded as padded
+from jaxpyop._values import static as static
 
 _Parameters = ParamSpec("_Parameters")
 

@@ -14,7 +14,8 @@ from typing import Annotated, Any, TypeAlias, TypedDict, TypeVar
 
 from jaxpyop._config import Mode
 from jaxpyop._host import Pool, VmapMethod, Workers
-from jaxpyop._op import Casting, numerical
+from jaxpyop._op import numerical
+from jaxpyop._values import Casting
 
 # A rule takes inputs, outputs, and cotangents or tangents. A pair is fwd and bwd.
 _Rule: TypeAlias = Callable[[tuple[Any, ...], tuple[Any, ...], tuple[Any, ...]], Any]

@@ -11,7 +11,8 @@ import numpy as np
 
 from jaxpyop import _jaxcore
 from jaxpyop._host import strip_library_frames
-from jaxpyop._op import anchor_of, copy_to_jax, run_now
+from jaxpyop._op import run_now
+from jaxpyop._values import anchor_of, copy_to_jax
 
 # A larger NumPy array would be copied once more on its way into a segment.
 _SMALL = 1 << 18

@@ -17,7 +17,7 @@ from jaxpyop import _jaxcore
 from jaxpyop._cut.inline import StaysWhole
 from jaxpyop._cut.plan import Options, plan_of
 from jaxpyop._host import original_of, strip_library_frames
-from jaxpyop._op import copy_to_jax
+from jaxpyop._values import copy_to_jax
 
 Loops: TypeAlias = Literal["compiled", "python"]
 

@@ -24,7 +24,7 @@ from jaxpyop._op.request import Op, make_op, mark_differentiable
 from jaxpyop._op.taped import linearize_on_tape
 from jaxpyop._op.traced import can_trace, trace, trace_if_possible
 from jaxpyop._op.user_rules import linearize_by_rules
-from jaxpyop._op.values import Inputs, check_closure, flatten_inputs, show_shape, without_weak_type
+from jaxpyop._values import Inputs, check_closure, flatten_inputs, show_shape, without_weak_type
 
 # Stands for an argument that was left out, where None has a meaning of its own.
 NOT_GIVEN: Any = "<not given>"

@@ -30,8 +30,8 @@ from jaxpyop._op.primitive import (
     ReplayCall,
     hash_of_run,
 )
-from jaxpyop._op.values import Struct, as_jax, check_fingerprints, fingerprint
 from jaxpyop._tape import Record, record
+from jaxpyop._values import Struct, as_jax, check_fingerprints, fingerprint
 
 
 def linearize_on_tape(

@@ -20,7 +20,7 @@ from jaxpyop import _jaxcore
 from jaxpyop._host import VMAP_METHODS, metrics
 from jaxpyop._op.body import UserBody
 from jaxpyop._op.request import Op
-from jaxpyop._op.values import (
+from jaxpyop._values import (
     Inputs,
     Leaf,
     cast_to_numpy,

@@ -14,21 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxpyop._op import (
-    Call,
-    KeyEncoding,
-    Leaf,
-    Op,
-    Padding,
-    Rules,
-    Struct,
-    UserCall,
-    derived,
-    inputs_of,
-    make_op,
-    numerical,
-    padded,
-)
+from jaxpyop._op import Call, Op, Rules, UserCall, derived, make_op, numerical
 from jaxpyop._saved.file_format import (
     dtype_named,
     from_data,
@@ -38,6 +24,7 @@ from jaxpyop._saved.file_format import (
 )
 from jaxpyop._saved.function_names import Names
 from jaxpyop._saved.structures import structure_from_data, structure_to_data
+from jaxpyop._values import KeyEncoding, Leaf, Padding, Struct, inputs_of, padded
 
 _Functions = Sequence[Callable[..., Any]]
 # Fields of an op that follow from others, or that mean nothing for an op that is called.

@@ -14,12 +14,12 @@ import jax.export
 
 from jaxpyop import _jaxcore
 from jaxpyop._cut import CutFunction, Loops, holds_call
-from jaxpyop._op import without_weak_type
 from jaxpyop._saved.call_as_data import CallsToData, calls_from_data
 from jaxpyop._saved.file_format import check_type, packed, structs_from_data, unpacked
 from jaxpyop._saved.function_names import Names, changed_functions, check_functions, find_functions
 from jaxpyop._saved.plan_as_data import Loader, Saver
 from jaxpyop._saved.structures import structure_from_data, structure_to_data
+from jaxpyop._values import without_weak_type
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False, slots=True)

@@ -19,7 +19,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxpyop._op import Padded
+from jaxpyop._values import Padded
 
 FORMAT = 1
 _MAGIC = b"jaxpyop\0"

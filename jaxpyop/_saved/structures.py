@@ -17,9 +17,9 @@ from typing import Any
 import jax
 import jax.export
 
-from jaxpyop._op import SLOT
 from jaxpyop._saved.file_format import from_data, to_data
 from jaxpyop._saved.function_names import Names, fields_of
+from jaxpyop._values import SLOT
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ import numpy as np
 from jaxpyop._host import is_own_failure, metrics
 from jaxpyop._jaxcore import is_inexact
 from jaxpyop._op.request import Op, is_nan
-from jaxpyop._op.values import Struct
+from jaxpyop._values import Struct
 
 
 def element_structs(arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Struct]:

@@ -20,7 +20,7 @@ from jaxpyop._native import Filled
 from jaxpyop._op.body.advice import advise, call_and_warn_of_changes, call_with_advice
 from jaxpyop._op.body.body import Body, element_structs, full
 from jaxpyop._op.request import Op, is_differentiable
-from jaxpyop._op.values import (
+from jaxpyop._values import (
     Arguments,
     Inputs,
     Leaf,

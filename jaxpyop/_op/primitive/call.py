@@ -21,7 +21,7 @@ import numpy as np
 from jaxpyop._host import SEQUENTIAL, Batch, Environment, Method
 from jaxpyop._op.body import Body
 from jaxpyop._op.primitive.records import TOKEN
-from jaxpyop._op.values import Leaf, Struct, as_jax, check_shape
+from jaxpyop._values import Leaf, Struct, as_jax, check_shape
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from jaxpyop._host import Batch, Host, HostCall, Shared
 from jaxpyop._op.primitive.call import Call
 from jaxpyop._op.primitive.native import lowered_natively
 from jaxpyop._op.primitive.primitive import bind, python_call_p
-from jaxpyop._op.values import Struct
+from jaxpyop._values import Struct
 
 
 def _check_lowering(ctx: Any, call: Call) -> None:

@@ -19,7 +19,7 @@ from jaxpyop import _jaxcore
 from jaxpyop._host import Batch, Host, metrics
 from jaxpyop._native import DTYPES, Constant, Filled, Ordinary, Signature, Zeros, is_native, native_block, target
 from jaxpyop._op.primitive.call import Call
-from jaxpyop._op.values import number_rule
+from jaxpyop._values import number_rule
 
 _LOG = logging.getLogger("jaxpyop")
 

@@ -21,7 +21,7 @@ from jaxpyop._jaxcore import Unusable
 from jaxpyop._op.body import element_structs
 from jaxpyop._op.primitive.call import Call, structs_of
 from jaxpyop._op.primitive.records import RECORDS
-from jaxpyop._op.values import anchor_of, copy_to_jax, give_to_jax, show_shape
+from jaxpyop._values import anchor_of, copy_to_jax, give_to_jax, show_shape
 
 
 class _PythonCall(_jaxcore.Primitive):

@@ -15,7 +15,7 @@ import numpy as np
 from jaxpyop._op.body import DerivativeBody
 from jaxpyop._op.primitive.call import Call
 from jaxpyop._op.primitive.records import FAILED, NO_RECORD, NO_RUN, RECEIPT, RECORDS, find_record
-from jaxpyop._op.values import as_jax, fingerprint
+from jaxpyop._values import as_jax, fingerprint
 
 # The words of a receipt.
 TOKEN_WORD, FINGERPRINT_WORD, RUN_WORD = range(3)

@@ -21,7 +21,7 @@ from jaxpyop import _jaxcore
 from jaxpyop._config import config, on_change
 from jaxpyop._host import metrics
 from jaxpyop._op.request import Op
-from jaxpyop._op.values import Struct
+from jaxpyop._values import Struct
 
 TOKEN = np.dtype(np.uint32)
 # The receipt of a run, which a program carries from the forward pass to the backward pass: the token of its record, the

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from jaxpyop._functions import without_partials
-from jaxpyop._op.values import IN_A_LOOP
+from jaxpyop._values import IN_A_LOOP
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -20,7 +20,7 @@ from jaxpyop._jaxcore import is_inexact
 from jaxpyop._native import is_native
 from jaxpyop._op.body import Body, DerivativeBody, UserBody, call_with_advice
 from jaxpyop._op.request import Op, is_differentiable, numerical
-from jaxpyop._op.values import Leaf, Struct, cast_to_numpy, check_traced, decode, show_shape, spread
+from jaxpyop._values import Leaf, Struct, cast_to_numpy, check_traced, decode, show_shape, spread
 
 
 def method_of_rules(op: Op) -> Method:

@@ -22,7 +22,7 @@ from jaxpyop._op.user_rules.functions import (
     places_of_cotangents,
     with_lead,
 )
-from jaxpyop._op.values import Struct
+from jaxpyop._values import Struct
 
 
 class LinearTangents(DerivativeBody):

@@ -24,7 +24,7 @@ from jaxpyop._host import refusal
 from jaxpyop._op.body import Body, DerivativeBody, UserBody, call_with_advice, element_structs
 from jaxpyop._op.primitive import FINGERPRINT_WORD
 from jaxpyop._op.user_rules.functions import cotangents_of_inputs, cotangents_of_results, in_structure
-from jaxpyop._op.values import Struct, as_jax, check_fingerprints, decode, fingerprint
+from jaxpyop._values import Struct, as_jax, check_fingerprints, decode, fingerprint
 
 # ------------------------------------------------------------------- residuals
 

@@ -12,8 +12,8 @@ import jax.export
 import numpy as np
 
 from jaxpyop import _jaxcore
-from jaxpyop._op.values.encodings import KeyEncoding, Padding
-from jaxpyop._op.values.spec import Leaf, ResultSpec, Shape, fits, paired, show_shape
+from jaxpyop._values.encodings import KeyEncoding, Padding
+from jaxpyop._values.spec import Leaf, ResultSpec, Shape, fits, paired, show_shape
 
 
 def read_tout(tout: Any, title: str) -> ResultSpec:

@@ -28,7 +28,7 @@ import numpy as np
 from jaxpyop import _jaxcore
 from jaxpyop._functions import closure_of, codes_in, defaults_of, names_in
 from jaxpyop._native import is_native
-from jaxpyop._op.values.inputs import PASS_IT
+from jaxpyop._values.inputs import PASS_IT
 
 # Nothing is looked for in these, and not in more objects than so many.
 _CONSTANTS = (str, bytes, int, float, complex, type(None), np.generic, np.dtype, jax.Array)

@@ -5,8 +5,8 @@ declared, and taking a function's return value apart by it), `tout` (how it is r
 returns in another form), and `cast` (a function's result becomes an array of the declared dtype).
 """
 
-from jaxpyop._op.values.arguments import Arguments, spread
-from jaxpyop._op.values.cast import (
+from jaxpyop._values.arguments import Arguments, spread
+from jaxpyop._values.cast import (
     CASTING,
     Casting,
     cast_to_numpy,
@@ -18,9 +18,9 @@ from jaxpyop._op.values.cast import (
     fingerprint,
     number_rule,
 )
-from jaxpyop._op.values.encodings import KeyEncoding, Padded, Padding, decode, encode, padded
-from jaxpyop._op.values.hidden import hidden_value_error, traced_value_in
-from jaxpyop._op.values.inputs import (
+from jaxpyop._values.encodings import KeyEncoding, Padded, Padding, decode, encode, padded
+from jaxpyop._values.hidden import hidden_value_error, traced_value_in
+from jaxpyop._values.inputs import (
     PASS_IT,
     SLOT,
     Inputs,
@@ -34,5 +34,5 @@ from jaxpyop._op.values.inputs import (
     static,
     without_weak_type,
 )
-from jaxpyop._op.values.spec import IN_A_LOOP, Leaf, ResultSpec, Struct, kind_of, match, show_shape
-from jaxpyop._op.values.tout import check_shape, fill_shape, read_tout, with_shapes
+from jaxpyop._values.spec import IN_A_LOOP, Leaf, ResultSpec, Struct, kind_of, match, show_shape
+from jaxpyop._values.tout import check_shape, fill_shape, read_tout, with_shapes

@@ -15,8 +15,8 @@ import jax
 import numpy as np
 
 from jaxpyop._jaxcore import is_live
-from jaxpyop._op.values.inputs import SLOT, Inputs
-from jaxpyop._op.values.spec import kind_of, paired
+from jaxpyop._values.inputs import SLOT, Inputs
+from jaxpyop._values.spec import kind_of, paired
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpyop import _jaxcore
-from jaxpyop._op.values.spec import Leaf
+from jaxpyop._values.spec import Leaf
 
 
 def encode(op: Any, values: Sequence[Any], convert: Callable[..., Any], lead: tuple[int, ...]) -> list[Any]:

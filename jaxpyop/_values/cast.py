@@ -18,9 +18,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpyop import _jaxcore
-from jaxpyop._op.values.inputs import copy_to_jax, lost_by_an_array
-from jaxpyop._op.values.spec import Leaf, kind_of
 from jaxpyop._tape import TapeTracer
+from jaxpyop._values.inputs import copy_to_jax, lost_by_an_array
+from jaxpyop._values.spec import Leaf, kind_of
 
 Casting: TypeAlias = Literal["no", "equiv", "safe", "same_kind", "unsafe"]
 CASTING: tuple[str, ...] = get_args(Casting)

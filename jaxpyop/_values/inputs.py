@@ -20,7 +20,7 @@ import numpy as np
 from jaxpyop import _jaxcore
 from jaxpyop._functions import reads_of
 from jaxpyop._host import SCRATCH
-from jaxpyop._op.values.tout import is_extended_precision
+from jaxpyop._values.tout import is_extended_precision
 
 
 class _Slot(enum.Enum):
