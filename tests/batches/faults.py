@@ -26,7 +26,7 @@ import numpy as np
 
 import jaxpyop
 from tests.batches import bodies
-from tests.batches.programs import cluster_of, grid, parallel, processes
+from tests.batches.programs import cluster_of, grid, parallel, processes, start_ray
 from tests.shared.functions import numpy_function
 
 X = grid(40)
@@ -112,10 +112,7 @@ def started(engine):
         with patient, cluster_of(4) as cluster, cluster.get_client() as client:
             yield client
     else:
-        import ray
-
-        ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
-        yield ray
+        yield start_ray(4)
 
 
 def warm(executor):

@@ -119,3 +119,12 @@ def cluster_of(workers):
     distributed = pytest.importorskip("distributed", reason="needs the extra `dask`")
     options = {"threads_per_worker": 1, "dashboard_address": ":0", "silence_logs": logging.CRITICAL}
     return distributed.LocalCluster(n_workers=workers, processes=True, **options)
+
+
+def start_ray(workers):
+    """Ray gives its workers the last place on a busy machine, unless told otherwise: their start would take minutes."""
+    import ray
+
+    options = {"include_dashboard": False, "log_to_driver": False, "_system_config": {"worker_niceness": 0}}
+    ray.init(num_cpus=workers, **options)
+    return ray

@@ -1,9 +1,9 @@
 """What has to work whatever a JAX lacks, and a process that runs it on such a JAX.
 
 `python -m tests.inside.portable_cases NAMES ...` imports jaxpyop anew without names of JAX, once for each argument: one
-name, or several with commas. It runs `works` there, and each of `FEATURES`, with the feature or without it. It prints a
-line of JSON: {"error": ...} if the import fails, else {"warnings": [...], "lacks": features, "failed": why}. One
-process serves many arguments, because a start takes a second.
+name, or several with commas. It runs `works` there, and once for each set of features that are lacking also each of
+`FEATURES`, with the feature or without it. It prints a line of JSON: {"error": ...} if the import fails, else
+{"warnings": [...], "lacks": features, "failed": why}. One process serves many arguments, because a start takes a second.
 """
 
 import collections
@@ -191,6 +191,8 @@ def import_without(absent):
         return importlib.import_module("jaxpyop")
 
 
+# Which features were lacking in an import before.
+_seen: list[list[str]] = []
 OF_OBJECTS = re.compile(r"jax\.jit\(\)|\.[A-Z]\w+\.")
 
 
@@ -206,13 +208,15 @@ def answer(absent):
     for name, path in core.NAMES.items():
         if path in absent:
             setattr(core.private, name, None)
+    lacks = [feature for feature in core.FEATURES if core.why_without(feature)]
     failed = ""
     try:
         with warnings.catch_warnings(action="error"):
-            works_in_part(jp)
+            # Names that take the same features away differ in what needs none of these.
+            (works if lacks in _seen else works_in_part)(jp)
     except BaseException:
         failed = traceback.format_exc()[-3000:]
-    lacks = [feature for feature in core.FEATURES if core.why_without(feature)]
+    _seen.append(lacks)
     return {"warnings": [str(w.message) for w in noted], "lacks": lacks, "failed": failed}
 
 
