@@ -3,7 +3,7 @@
 `python -m tests.inside.portable_cases NAMES ...` imports jaxpyop anew without names of JAX, once for each argument: one
 name, or several with commas. It runs `works` there, and once for each set of features that are lacking also each of
 `FEATURES`, with the feature or without it. It prints a line of JSON: {"error": ...} if the import fails, else
-{"warnings": [...], "lacks": features, "failed": why}. One process serves many arguments, because a start takes a second.
+{"warnings": [...], "lacks": features, "failed": why}. One process serves many arguments: a start takes a second.
 """
 
 import collections
