@@ -7,29 +7,20 @@ from typing import Any
 # How a call came to Python, or was run.
 ROUTES = ("direct", "buffer", "callback", "cut", "native", "traced")
 
-# The columns of the table with their titles. A column that is zero in all rows is left out.
-_SHOWN = {
-    **{column: column for column in ("op", "route", "calls", "traces", "elements", "runs", "rules")},
-    "mean_seconds": "mean",
-    "function_seconds": "in function",
-    "rule_seconds": "in rules",
-    "around_seconds": "around it",
-    "bytes_in": "in",
-    "bytes_out": "out",
-    "records": "records",
-    "pushed_out": "pushed out",
-    "recomputed": "recomputed",
-    "failures": "failures",
-    "compilations": "compilations",
-    "compile_seconds": "compiling",
-}
+# The columns of the table. One that is zero in all rows is left out.
+_COLUMNS = (
+    *("op", "route", "calls", "traces", "elements", "runs", "rules"),
+    *("mean_seconds", "function_seconds", "rule_seconds", "around_seconds", "bytes_in", "bytes_out"),
+    *("records", "pushed_out", "recomputed", "failures", "compilations", "compile_seconds"),
+)
 _ALWAYS_SHOWN = ("op", "route", "calls")
 
 
 def shown_table(rows: list[dict[str, Any]]) -> str:
     """Return rows as a table, with the advice and the first failures below it."""
-    columns = [c for c in _SHOWN if c in _ALWAYS_SHOWN or any(row[c] for row in rows)]
-    table = [[_SHOWN[c] for c in columns], *([_shown(c, row[c]) for c in columns] for row in rows)]
+    columns = [c for c in _COLUMNS if c in _ALWAYS_SHOWN or any(row[c] for row in rows)]
+    titles = [column.removesuffix("_seconds").replace("_", " ") for column in columns]
+    table = [titles, *([_shown(c, row[c]) for c in columns] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*table)]
     lines = ["  ".join(map(str.ljust, cells, widths)).rstrip() for cells in table]
     lines += [f"{row['op']}: {row['advice']}" for row in rows if row["advice"]]
@@ -62,6 +53,12 @@ def _advice(row: dict[str, Any], inside: Any, worker_runs: int) -> str:
         return (
             f"the way to the workers and back took {around}, and func {inside}: without executor= the calls take less "
             "time, unless most of it was the start of the workers"
+        )
+    is_looping = row["runs"] >= row["elements"] >= 100 * max(1, row["calls"])
+    if is_looping and not worker_runs and row["around_seconds"] > 2 * inside:
+        return (
+            f"func ran once for each of {row['elements']} elements, and took less time than the way to it: "
+            "vmap_method='expand_dims' runs it once for the batch, if it takes arrays with the batch axis in front"
         )
     if (
         row["calls"] >= 10

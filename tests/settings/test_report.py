@@ -196,6 +196,13 @@ def test_the_backward_pass_is_compiled_when_it_has_come_back():
     assert counts[7] == 0
 
 
+def test_advice_about_cheap_elements():
+    for method, advice in (("sequential", "vmap_method='expand_dims' runs it once for the batch"), ("expand_dims", "")):
+        op = jax.vmap(numpy_op(np.negative, None, vmap_method=method))
+        assert advice in (found := counted(lambda: op(jnp.ones(1000)))["sine"]["advice"]), method  # noqa: B023
+        assert bool(found) == bool(advice)
+
+
 @pytest.mark.slow
 def test_advice_about_compilations():
     growing = lambda x: jnp.cos(x[: int(x[0])]).sum()

@@ -335,7 +335,8 @@ def _explained(error: BaseException, title: str) -> BaseException:
     if means_lost_worker(error):
         return RuntimeError(
             f"{title}: a worker of executor= died ({error}), which may end its pool; give a new one, or a function "
-            "that returns the pool to use, executor=lambda: pool"
+            "that returns the pool to use, executor=lambda: pool; jaxpyop.Workers(lambda: pool, retries=1) runs again "
+            "what was lost"
         )
     if isinstance(error, UnfitWorkersError):
         return RuntimeError(f"{title}: {error}")
