@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import operator
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -31,6 +32,8 @@ _SETTINGS: dict[str, Any] = {
     "jax_default_matmul_precision": jax.default_matmul_precision,
     "jax_debug_nans": jax.debug_nans,
 }
+# Each call of a compiled program reads them.
+_read_settings = operator.attrgetter(*_SETTINGS)
 _trace_ctx = private.trace_ctx
 
 
@@ -142,9 +145,9 @@ def explicit_x64_mode() -> str:
     return str(getattr(mode, "name", mode)).lower()
 
 
-def thread_settings() -> list[Any]:
+def thread_settings() -> tuple[Any, ...]:
     """Returns the values of the settings of this thread that decide what an operation gives."""
-    return [getattr(jax_config, name) for name in _SETTINGS]
+    return _read_settings(jax_config)
 
 
 @contextlib.contextmanager
