@@ -37,7 +37,7 @@ _MAX_OBJECTS = 100_000
 
 
 def traced_value_in(func: Any) -> Any:
-    """Return a traced value that a function can read, or None.
+    """Return a traced value that a function, or a tuple of functions and of what they get, can read, or None.
 
     All that its closure, its objects and their classes hold counts as read. Of a module, and of the globals of a
     function, what the code names counts, which is the code of the function and of all that it can call.
@@ -122,10 +122,10 @@ def _is_users(part: Any) -> bool:
     return (file is None and module.__name__ not in sys.builtin_module_names) or _jaxcore.is_own_file(file or "")
 
 
-def hidden_value_error(value: Any, title: str, *, is_used: bool) -> ValueError:
+def hidden_value_error(value: Any, title: str, what: str, *, is_used: bool) -> ValueError:
     """Make the error about a traced value that a function uses or holds, and got by another way than its arguments."""
-    uses, unless = ("uses", "") if is_used else ("holds", ", or let func hold no object with traced values")
+    uses, unless = ("uses", "") if is_used else ("holds", f", or let {what} hold no object with traced values")
     return ValueError(
-        f"{title}: func {uses} a traced value ({value}), by itself or in an object, that has no value when func runs; "
-        f"{PASS_IT}{unless}"
+        f"{title}: {what} {uses} a traced value ({value}), by itself or in an object, that has no value when {what} "
+        f"runs; {PASS_IT}{unless}"
     )
