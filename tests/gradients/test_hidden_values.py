@@ -86,6 +86,26 @@ def by_a_global(w):
     return lambda x: NAMED * x
 
 
+def by_globals(w):
+    global NAMED
+    NAMED = w
+    return lambda x: globals()["NAMED"] * x
+
+
+def by_a_global_of_a_library(w):
+    vars(jax)["jaxpyop_test_value"] = w
+    return lambda x: vars(jax)["jaxpyop_test_value"] * x
+
+
+def by_an_attribute(kind, value):
+    def way(w):
+        one: Any = kind(value) if kind is not np.ndarray else value.view(type("Kind", (kind,), {}))
+        one.w = w
+        return lambda x: one.w * x
+
+    return way
+
+
 def by_a_global_table(w):
     TABLE["net"] = Net(w)
     return lambda x: TABLE["net"].w * x
@@ -220,6 +240,10 @@ WAYS = {
     "jitted object": lambda w: jax.jit(Net(w)),
     "operator": by_an_operator,
     "global": by_a_global,
+    "globals()": by_globals,
+    "global of a library": by_a_global_of_a_library,
+    "attribute of a number": by_an_attribute(type("Kind", (float,), {}), 1.0),
+    "attribute of an array": by_an_attribute(np.ndarray, np.ones(1)),
     "global table": by_a_global_table,
     "look-up": by_a_look_up,
     "iterator": by_an_iterator,
