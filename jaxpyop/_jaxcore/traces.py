@@ -73,19 +73,26 @@ def is_eager() -> bool:
     return current_trace() is EVAL_TRACE
 
 
+def is_in_a_program() -> bool:
+    """Tells whether this code is traced into a program. It is, for all that is known, if JAX does not tell."""
+    return _trace_ctx is None or "DynamicJaxprTrace" in _kinds_of_traces()
+
+
 def may_leave_out() -> bool:
     """Tells whether this code is traced into a program inside a transformation for derivatives.
 
     Such a program leaves out what its derivatives do not need. It is so, for all that is known, if JAX does not tell.
     """
-    if _trace_ctx is None:
-        return True
+    return is_in_a_program() and (_trace_ctx is None or not _OF_DERIVATIVES.isdisjoint(_kinds_of_traces()))
+
+
+def _kinds_of_traces() -> set[str]:
     kinds: set[str] = set()
     trace = current_trace()
     while trace is not None:
         kinds.add(type(trace).__name__)
         trace = getattr(trace, "parent_trace", None)
-    return not kinds.isdisjoint(_OF_DERIVATIVES) and "DynamicJaxprTrace" in kinds
+    return kinds
 
 
 _OF_DERIVATIVES = {"JVPTrace", "LinearizeTrace"}

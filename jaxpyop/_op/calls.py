@@ -7,6 +7,7 @@ equation of a program that runs the user's function. Its derivative is made on t
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
@@ -64,7 +65,11 @@ def _stage(op: Op, inputs: Inputs, call: UserCall, arrays: Sequence[Any]) -> lis
         check_closure(op.func, op.title)
         for what, rule in op.rules.functions():
             check_closure(rule, op.title, what)
-        call.body.check_uses(arrays[call.operands.leading :])
+        given = arrays[call.operands.leading :]
+        call.body.check_uses(given)
+        if not op.stateful and call.body.may_use_traced_values(given):
+            # No program leaves out an op with effects. So if the function uses them, it runs, and that raises.
+            call = UserCall(dataclasses.replace(op, stateful=True), inputs, has_flag=call.operands.has_flag)
         return bind(call, *map(without_weak_type, arrays))
 
 

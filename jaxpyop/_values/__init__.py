@@ -31,6 +31,7 @@ from jaxpyop._values.inputs import (
     flatten_inputs,
     give_to_jax,
     inputs_of,
+    nodes_of,
     static,
     without_weak_type,
 )

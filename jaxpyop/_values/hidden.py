@@ -5,8 +5,8 @@ a derivative leaves out what the derivative does not need, and it takes a value 
 the function would never run, and the derivative would be zero. So the function is refused where it is traced.
 
 A run on types finds each use. `traced_value_in` is for functions that need values before, so that such a run ends,
-which all functions of NumPy arrays do. It refuses what they hold, used or not. It does not find what is in a global
-variable of a library's module.
+which all functions of NumPy arrays do. It refuses what they hold, used or not. It does not find what is in an object
+in a global variable of a library's module.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from jaxpyop._functions import closure_of, codes_in, defaults_of, names_in
 from jaxpyop._native import is_native
 from jaxpyop._values.inputs import PASS_IT
 
-# Nothing is looked for in these, and not in more objects than so many.
-_CONSTANTS = (str, bytes, int, float, complex, type(None), np.generic, np.dtype, jax.Array)
+# Nothing is looked for in these, unless a subclass has attributes, and not in more objects than so many.
+_CONSTANTS = (str, bytes, int, float, complex, type(None), np.generic, np.dtype)
 _ATOMS = (*_CONSTANTS, types.CodeType, types.FrameType, types.TracebackType)
 _MAX_OBJECTS = 100_000
 
 
 def traced_value_in(func: Any) -> Any:
-    """Return a traced value that a function can read, or None.
+    """Return a traced value that a function, or a tuple of functions and of what they get, can read, or None.
 
     All that its closure, its objects and their classes hold counts as read. Of a module, and of the globals of a
     function, what the code names counts, which is the code of the function and of all that it can call.
@@ -64,7 +64,9 @@ def _search(func: Any, names: set[str]) -> Any:
         elif kind is np.ndarray and not value.dtype.hasobject:
             # A function may hold many of them, as its data.
             continue
-        elif not issubclass(kind, _ATOMS) and id(value) not in seen:
+        elif issubclass(kind, jax.Array) or (issubclass(kind, _ATOMS) and not kind.__dictoffset__):
+            continue
+        elif id(value) not in seen:
             # It is kept, so that no other object gets its id.
             seen[id(value)] = value
             left.extend(_read_of(value, names))
@@ -80,22 +82,21 @@ def _read_of(value: Any, names: set[str]) -> Iterable[Any]:
     if issubclass(kind, types.FunctionType):
         return _read_of_function(value, names)
     if issubclass(kind, types.ModuleType):
-        return [part for name, part in vars(value).items() if name in names] if _is_users(value) else ()
+        return _looked_into(value, [part for name, part in vars(value).items() if name in names])
     if issubclass(kind, type):
-        return [kind, *vars(value).values()] if _is_users(value) else ()
+        return _looked_into(value, [kind, *vars(value).values()])
     if issubclass(kind, contextvars.ContextVar):
         return [value.get(None)]
     if issubclass(kind, weakref.ref):
         return [value()]
-    if issubclass(kind, np.ndarray):
-        return value.ravel().tolist() if value.dtype.hasobject else ()
+    items = value.ravel().tolist() if issubclass(kind, np.ndarray) and value.dtype.hasobject else ()
     # Attributes, the values in slots, the items of a container, the state of an iterator. The garbage collector does
     # not know what a jitted function or a proxy holds, but its attributes do.
     attributes = None
     with contextlib.suppress(Exception):
         attributes = value.__dict__
     held = [part for part in gc.get_referents(value) if not issubclass(type(part), type)]
-    return [*kind.__mro__, *held, *(attributes.values() if type(attributes) is dict else ())]
+    return [*kind.__mro__, *items, *held, *(attributes.values() if type(attributes) is dict else ())]
 
 
 def _read_of_function(func: types.FunctionType, names: set[str]) -> Iterator[Any]:
@@ -104,13 +105,18 @@ def _read_of_function(func: types.FunctionType, names: set[str]) -> Iterator[Any
     yield from vars(func).values()
     if not _jaxcore.is_own_file(func.__code__.co_filename):
         return
-    named = names_in(func.__code__)
+    # `getattr(x, "w")` names the attribute by a text, and `globals()["w"]` the variable.
+    texts = (text for code in codes_in(func.__code__) for text in code.co_consts if isinstance(text, str))
+    named = {*names_in(func.__code__), *texts}
     names.update(named)
-    # `getattr(x, "w")` names the attribute by a text.
-    names.update(text for code in codes_in(func.__code__) for text in code.co_consts if isinstance(text, str))
     for name in named:
         # An import inside the function has the name of a module.
         yield func.__globals__.get(name, sys.modules.get(name))
+
+
+def _looked_into(owner: Any, parts: list[Any]) -> list[Any]:
+    """The parts of a module or a class; of a library's, only traced values that somebody put there."""
+    return parts if _is_users(owner) else [part for part in parts if issubclass(type(part), _jaxcore.Tracer)]
 
 
 def _is_users(part: Any) -> bool:
@@ -122,10 +128,10 @@ def _is_users(part: Any) -> bool:
     return (file is None and module.__name__ not in sys.builtin_module_names) or _jaxcore.is_own_file(file or "")
 
 
-def hidden_value_error(value: Any, title: str, *, is_used: bool) -> ValueError:
+def hidden_value_error(value: Any, title: str, what: str, *, is_used: bool) -> ValueError:
     """Make the error about a traced value that a function uses or holds, and got by another way than its arguments."""
-    uses, unless = ("uses", "") if is_used else ("holds", ", or let func hold no object with traced values")
+    uses, unless = ("uses", "") if is_used else ("holds", f", or let {what} hold no object with traced values")
     return ValueError(
-        f"{title}: func {uses} a traced value ({value}), by itself or in an object, that has no value when func runs; "
-        f"{PASS_IT}{unless}"
+        f"{title}: {what} {uses} a traced value ({value}), by itself or in an object, that has no value when {what} "
+        f"runs; {PASS_IT}{unless}"
     )

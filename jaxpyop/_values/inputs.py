@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import functools
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -65,11 +66,11 @@ class static:  # noqa: N801  # reads as the function that it is to users
 _CONTAINERS = (dict, list, tuple, type(None))
 
 
-def _has_custom_node(tree: Any) -> bool:
-    """Tell whether a structure has a node that is not one of Python's containers."""
-    node = tree.node_data()
-    is_custom = node is not None and not issubclass(node[0], _CONTAINERS)
-    return is_custom or any(map(_has_custom_node, tree.children()))
+def nodes_of(tree: Any) -> list[Any]:
+    """The nodes of a structure, each with its type and with what it holds besides its children."""
+    if tree is None:
+        return []
+    return [tree.node_data(), *itertools.chain.from_iterable(map(nodes_of, tree.children()))]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -89,7 +90,7 @@ class Inputs:
     @functools.cached_property
     def may_hold_state(self) -> bool:
         """Whether an input is an object of a registered class, which gets a copy of what the caller has."""
-        return self.tree is not None and _has_custom_node(self.tree)
+        return any(node is not None and not issubclass(node[0], _CONTAINERS) for node in nodes_of(self.tree))
 
     def unflatten(self, arrays: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The function's `(args, kwargs)` with these arrays."""

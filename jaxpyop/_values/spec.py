@@ -104,7 +104,7 @@ def paired(skeleton: Any, value: Any) -> list[tuple[Any, Any, Any]] | None:
         if not isinstance(value, (list, tuple)) or len(value) != len(skeleton):
             return None
         return [(k, part, inner) for k, (part, inner) in enumerate(zip(skeleton, value))]
-    if isinstance(skeleton, dict):
+    if type(skeleton) in (dict, collections.OrderedDict, collections.defaultdict):
         if not isinstance(value, Mapping) or set(value) != set(skeleton):
             return None
         # JAX sorts the keys of a dict, and keeps the order of an OrderedDict.

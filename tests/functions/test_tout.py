@@ -66,6 +66,16 @@ class Batch:
     kind: str = dataclasses.field(metadata={"static": True})
 
 
+@jax.tree_util.register_pytree_node_class
+class Unsorted(dict):  # type: ignore[type-arg]
+    def tree_flatten(self):
+        return tuple(self.values()), tuple(self)
+
+    @classmethod
+    def tree_unflatten(cls, keys, values):
+        return cls(zip(keys, values))
+
+
 ORDERED, DEFAULT = collections.OrderedDict, lambda **items: collections.defaultdict(list, items)
 STRUCTURES = {
     "dict": ({"b": F, "a": N}, {"a": 2, "b": 1.5}),
@@ -75,6 +85,7 @@ STRUCTURES = {
     "with None": ({"a": F, "b": None}, {"a": 1.5, "b": None}),
     "ordered dict": (ORDERED(b=F, a=N), ORDERED(b=1.5, a=2)),
     "default dict": (DEFAULT(b=F, a=N), DEFAULT(b=1.5, a=2)),
+    "registered dict": (Unsorted(b=F, a=N), Unsorted(b=1.5, a=2)),
     "dict for ordered dict": (ORDERED(b=F, a=F), {"a": 2.0, "b": 1.5}),
     "mapping for dict": ({"a": F, "b": F}, ORDERED(b=2.0, a=1.0)),
     "tuple for list": ([F, F], (1.0, 2.0)),

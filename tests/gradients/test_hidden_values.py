@@ -86,6 +86,26 @@ def by_a_global(w):
     return lambda x: NAMED * x
 
 
+def by_globals(w):
+    global NAMED
+    NAMED = w
+    return lambda x: globals()["NAMED"] * x
+
+
+def by_a_global_of_a_library(w):
+    vars(jax)["jaxpyop_test_value"] = w
+    return lambda x: vars(jax)["jaxpyop_test_value"] * x
+
+
+def by_an_attribute(kind, value):
+    def way(w):
+        one: Any = kind(value) if kind is not np.ndarray else value.view(type("Kind", (kind,), {}))
+        one.w = w
+        return lambda x: one.w * x
+
+    return way
+
+
 def by_a_global_table(w):
     TABLE["net"] = Net(w)
     return lambda x: TABLE["net"].w * x
@@ -220,6 +240,10 @@ WAYS = {
     "jitted object": lambda w: jax.jit(Net(w)),
     "operator": by_an_operator,
     "global": by_a_global,
+    "globals()": by_globals,
+    "global of a library": by_a_global_of_a_library,
+    "attribute of a number": by_an_attribute(type("Kind", (float,), {}), 1.0),
+    "attribute of an array": by_an_attribute(np.ndarray, np.ones(1)),
     "global table": by_a_global_table,
     "look-up": by_a_look_up,
     "iterator": by_an_iterator,
@@ -258,19 +282,47 @@ TRANSFORMED = {
         lambda f: jax.jit(jax.grad(lambda w: jax.lax.scan(lambda c, _: (f(c), 0), w, length=1)[0]))(3.0),
         2,
     ),
+    "jit of grad of cond": (lambda f: jax.jit(jax.grad(lambda w: jax.lax.cond(w > 0, f, lambda w: w, w)))(3.0), 2),
+    "jit of grad of checkpoint": (lambda f: jax.jit(jax.grad(jax.checkpoint(f)))(3.0), 2),
+    "jaxpyop.jit of grad": (lambda f: jaxpyop.jit(jax.grad(f))(3.0), 2),
+    # Nothing is left out where the function is traced, but where its program is used.
+    "jit of grad of what was traced before": (lambda f: jax.jit(jax.grad(jax.closure_convert(f, 3.0)[0]))(3.0), 2),
 }
+
+
+def branching(func):
+    return lambda x, func=func: x if x > 100 else func(x)
+
+
+def slope_by(func, **options):
+    rule = lambda inputs, outputs, cotangents: (func(2 * cotangents),)
+    return jax.grad(lambda x: jaxpyop.py_function(lambda x: x, [x], F(0), vjp=rule, **options))(1.0)
 
 
 # How the op is made. No value is known in a run on types, so that such a run ends at the `if`, and a function of NumPy
 # arrays does not have one.
 OPS = {
     "straight": lambda func: jaxpyop.py_function(func, [2.0], F(0)),
-    "branching": lambda func: jaxpyop.py_function(lambda x: x if float(x) > 100 else func(x), [2.0], F(0)),
+    "branching": lambda func: jaxpyop.py_function(branching(func), [2.0], F(0)),
     "NumPy": lambda func: jaxpyop.numpy_function(func, [2.0], F(0)),
+    "straight, any shape": lambda func: jaxpyop.py_function(func, [2.0], F),
+    "branching, any shape": lambda func: jaxpyop.py_function(branching(func), [2.0], F),
+    "NumPy, any shape": lambda func: jaxpyop.numpy_function(branching(func), [2.0], F),
+    "auto": lambda func: jaxpyop.py_function(branching(func), [2.0], F, mode="auto"),
+    "traced": lambda func: jaxpyop.py_function(branching(func), [2.0], F, mode="traced"),
+    "input": lambda func: jaxpyop.py_function(branching(None), [2.0, func], F),
+    "node of an input": lambda func: jaxpyop.py_function(branching(None), [2.0, jax.tree_util.Partial(func)], F),
+    "NumPy input": lambda func: jaxpyop.numpy_function(branching(None), [2.0, func], F(0)),
+    "rule": slope_by,
+    "rule of a stateful op": lambda func: slope_by(func, stateful=True),
 }
 
 
-FAST = [*itertools.product(["straight"], WAYS), ("branching", "library"), ("NumPy", "object")]
+FAST = [
+    *itertools.product(["straight"], WAYS),
+    *itertools.product(OPS, ["object"]),
+    ("branching", "library"),
+]
 
 
 @pytest.mark.parametrize(("op", "way"), rows(itertools.product(OPS, WAYS), FAST))

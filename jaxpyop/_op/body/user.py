@@ -33,6 +33,7 @@ from jaxpyop._values import (
     hidden_value_error,
     kind_of,
     match,
+    nodes_of,
     static,
     traced_value_in,
     with_shapes,
@@ -172,18 +173,34 @@ class UserBody(Body):
         ]
 
     def check_uses(self, arrays: Sequence[Any]) -> None:
-        """Raise if the user's function uses traced values of other code, for the inputs `arrays`."""
+        """Raise if the user's function or a rule uses traced values of other code, for the inputs `arrays`."""
+        if _jaxcore.is_in_a_program():
+            for what, rule in self.op.rules.functions():
+                self._check_holds_nothing(what, rule)
         if self.op.stateful or not _jaxcore.may_leave_out():
             return
-        if not self.op.on_jax:
-            self._check_what_it_holds()
-            return
         structs = element_structs(arrays)
-        if all(leaf.shape_known for leaf in self.promised(structs)):
+        if not self.op.on_jax:
+            self._check_holds_nothing("func", self._held)
+        elif all(leaf.shape_known for leaf in self.promised(structs)):
             self._shapes_on_types(structs)
         else:
             # These are found by such a run and remembered. Later there would be a trace that leaves nothing out.
             self.shapes(structs)
+
+    def may_use_traced_values(self, arrays: Sequence[Any]) -> bool:
+        """Tell whether the function holds traced values in a program without derivatives, and it is not known for what.
+
+        JAX may take the derivative of this program later, when nobody can tell that they were traced.
+        """
+        if not _jaxcore.is_in_a_program() or _jaxcore.may_leave_out() or traced_value_in(self._held) is None:
+            return False
+        return not self.op.on_jax or self._shapes_on_types(element_structs(arrays)) is None
+
+    @property
+    def _held(self) -> tuple[Any, ...]:
+        """What the function may read besides arrays: what it holds itself, and what else is in its inputs."""
+        return self.op.func, self.inputs.leaves, nodes_of(self.inputs.tree)
 
     def _shapes_on_types(self, structs: Sequence[Struct]) -> list[Struct] | None:
         """Run the function on types, and return those of its results, or None if it needs values.
@@ -204,14 +221,14 @@ class UserBody(Body):
         with contextlib.suppress(Exception):
             found, foreign = run() if self.op.executor is None else call_where_op_runs(self.op, run)
         if foreign:
-            raise hidden_value_error(foreign[0], self.title, is_used=True)
+            raise hidden_value_error(foreign[0], self.title, "func", is_used=True)
         if found is None and _jaxcore.may_leave_out():
-            self._check_what_it_holds()
+            self._check_holds_nothing("func", self._held)
         return found
 
-    def _check_what_it_holds(self) -> None:
-        if (hidden := traced_value_in(self.op.func)) is not None:
-            raise hidden_value_error(hidden, self.title, is_used=False)
+    def _check_holds_nothing(self, what: str, holder: Any) -> None:
+        if (hidden := traced_value_in(holder)) is not None:
+            raise hidden_value_error(hidden, self.title, what, is_used=False)
 
     def _shapes_on_paths(self, structs: Sequence[Struct]) -> list[Any] | None:
         """Find the shapes by traced mode: it knows both sides of an `if x > 0`, where a run on types has no value."""

@@ -52,8 +52,9 @@ def protected(value: Any) -> Any:
         found = value.copy("K")
         found.flags.writeable = False
         return found
-    if type(value) in (list, tuple):
-        return type(value)(map(protected, value))
+    if type(value) in (list, tuple) or hasattr(type(value), "_make"):
+        # A named tuple is made by its `_make`.
+        return getattr(type(value), "_make", type(value))(map(protected, value))
     return {key: protected(part) for key, part in value.items()} if type(value) is dict else value
 
 

@@ -1,5 +1,6 @@
 """Residuals of vjp=(fwd, bwd): any object, on the host, each with its element."""
 
+import collections
 import concurrent.futures
 import itertools
 import multiprocessing
@@ -66,12 +67,18 @@ def test_fwd_may_write_into_its_residuals_later(transform):
     np.testing.assert_allclose(transform(jax.grad(lambda x: (op(x) + op(2 * x)).sum()))(X), 10 * X)
 
 
-def test_bwd_may_not_write_into_residuals():
-    def bwd(residuals, cotangents):
-        residuals *= cotangents
-        return residuals
+Kept = collections.namedtuple("Kept", "slope")
+HOLDERS = {"array": (lambda x: x, lambda held: held), "named tuple": (Kept, lambda held: held.slope)}
 
-    op = lambda x: numpy_function(square, [x], F, vjp=(lambda x: (x * x, 2 * x), bwd))
+
+@pytest.mark.parametrize(("hold", "take"), HOLDERS.values(), ids=HOLDERS)
+def test_bwd_may_not_write_into_residuals(hold, take):
+    def bwd(residuals, cotangents):
+        slope = take(residuals)
+        slope *= cotangents
+        return slope
+
+    op = lambda x: numpy_function(square, [x], F, vjp=(lambda x: (x * x, hold(2 * x)), bwd))
     with pytest.raises(ValueError, match="read-only"), jaxpyop.reraise():
         jax.grad(lambda x: op(x).sum())(X)
 
