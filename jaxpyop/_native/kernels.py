@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-import inspect
 import itertools
 import weakref
 from typing import Any
@@ -89,7 +88,8 @@ class _Omitted:
 def _overload_of(signature: Signature) -> tuple[Any, tuple[Any, ...]]:
     """Find the overload that Python would call, and its arguments, in order."""
     func = signature.func
-    signature_of_func = inspect.signature(func.py_func)
+    # With the defaults of the time when it was decorated, which Numba knows.
+    signature_of_func = func._compiler.pysig
     given = signature_of_func.bind(*signature.args, **dict(signature.kwargs)).arguments
     args: tuple[Any, ...] = ()
     for name, parameter in signature_of_func.parameters.items():

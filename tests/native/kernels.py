@@ -70,6 +70,14 @@ def by_keyword(x, scale=2.0, shift=1):
 
 
 @njit
+def of_a_default_that_changes(x, scale=2.0):
+    return x * scale
+
+
+of_a_default_that_changes.py_func.__defaults__ = (10.0,)
+
+
+@njit
 def raises_below_zero(x):
     if x[0] < 0:
         raise ValueError("below zero")
@@ -247,6 +255,8 @@ KERNELS = {
     "no named tuple": (njit(lambda x: (x, x + 1)), [V], Pair(F, F)),
     "recursion": (factorial, [INT(10)], INT(0)),
     "recursion that does not fit": (factorial, [INT(20)], INT(0)),
+    "a default that changes": (of_a_default_that_changes, [V], F),
+    "an integer of 64 bits": (functools.partial(by_keyword, shift=-(2**63)), [V], F),
     "any number of arguments": (of_any_number, [V, V, F(3)], F),
     "literally": (functools.partial(by_literal, n=3), [V], F),
     "keywords alone": (of_keywords_alone, [V], F),

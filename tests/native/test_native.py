@@ -38,7 +38,11 @@ def through_python(monkeypatch):
     def ordinary(program, x):
         with monkeypatch.context() as patch:
             patch.setattr(lowering, "lowered_natively", lambda *args: None)
-            return outcome(jax.jit(program), x)
+            # A function of its own, because JAX would take the program that it has for this one.
+            with jaxpyop.report() as report:
+                found = outcome(jax.jit(lambda x: program(x)), x)
+        assert "native" not in {row["route"] for row in report.rows()}
+        return found
 
     return ordinary
 
@@ -58,6 +62,7 @@ ORDINARY = {
     "a float for an integer": "does not turn into int32",
     "a string": "an argument holds a str",
     "a list": "an argument holds a list",
+    "an integer of 64 bits": "an argument holds a int",
     "element-wise": "numba.vectorize made it",
     "element-wise, raises": "numba.vectorize made it",
     "of an integer, gets NaN": "not compiled for just the types",

@@ -82,7 +82,8 @@ def _part(value: Any) -> Any:
         return Zeros(value.number) if value.is_zero else value.number
     if isinstance(value, Filled):
         return value
-    if value is None or type(value) in (bool, int, float, complex):
+    # Numba takes Python's integers for 64 bits with a sign.
+    if value is None or type(value) in (bool, float, complex) or (type(value) is int and value.bit_length() < 64):
         return Constant(value, repr(value))
     if type(value) is tuple:
         return tuple(map(_part, value))
