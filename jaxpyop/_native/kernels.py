@@ -226,8 +226,6 @@ def _returned_parts(template: Any, text: str, kind: Any) -> list[tuple[int, str,
     if len(template) == 1 and not isinstance(kind, types.BaseTuple):
         # As in TensorFlow, x stands for [x].
         return _returned_parts(template[0], text, kind)
-    if isinstance(kind, types.NoneType):
-        return [(k, text, kind) for part in template for k, _, _ in _returned_parts(part, text, kind)]
     if not isinstance(kind, types.BaseTuple) or isinstance(kind, types.BaseNamedTuple) or len(kind) != len(template):
         raise Ordinary(f"it returns {kind}, which is not a tuple of {len(template)}")
     pairs = enumerate(zip(template, kind))

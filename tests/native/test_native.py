@@ -203,6 +203,18 @@ def test_what_rules_of_numba_may_return(rule, wanted):
 
 
 @numba.njit
+def forgets_to_return(inputs, outputs, cotangents):
+    cotangents * inputs[0]
+
+
+@pytest.mark.slow
+def test_a_rule_of_numba_that_forgets_to_return_is_refused():
+    op = lambda x, y: numpy_function(product, [x, y], F, vjp=forgets_to_return)
+    with pytest.raises(ValueError, match="vjp returned None"), jaxpyop.reraise():
+        jax.jit(jax.grad(lambda x, y: op(x, y).sum(), (0, 1)))(jnp.ones(3), jnp.ones(3))
+
+
+@numba.njit
 def parts(x):
     return x * x, x + 1, np.argmax(x)
 
