@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -80,8 +81,12 @@ def refuse_in_combiner(primitive: Any, refuse: Callable[..., None]) -> None:
 
 
 def keep_alive(ctx: Any, thing: Any) -> None:
-    """Keeps an object as long as the program that is being lowered."""
-    ctx.module_context.add_keepalive(thing)
+    """Keeps an object as long as the program that is being lowered, and until the last of its runs has ended.
+
+    XLA promises this for the host callbacks of a program, and this is one that nobody calls. What `add_keepalive` keeps
+    goes with the program, although runs may still wait for their inputs (from JAX 0.12).
+    """
+    ctx.module_context.add_host_callback(functools.partial(id, thing))
 
 
 def lowered_ffi_call(ctx: Any, name: str, operands: Sequence[Any], **attributes: Any) -> Sequence[Any]:

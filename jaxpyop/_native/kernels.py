@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-import inspect
 import itertools
 import weakref
 from typing import Any
@@ -58,8 +57,12 @@ def kernel_of(signature: Signature) -> Kernel:
         Ordinary: the function cannot be called without Python.
     """
     try:
-        compiled, args = (_loop_of if is_element_wise(signature.func) else _overload_of)(signature)
-        if "numba_parallel_for" in compiled.library.get_llvm_str():
+        if is_element_wise(signature.func):
+            # Machine code that calls it does not learn that it raised, and may round differently than NumPy's loop.
+            raise Ordinary("numba.vectorize made it for NumPy; use numba.njit, and jax.vmap or a loop")
+        compiled, args = _overload_of(signature)
+        # Not `get_llvm_str`, which has nothing of a function that Numba loaded from its cache.
+        if "numba_parallel_for" in str(compiled.library._get_module_for_linking()):
             raise Ordinary("it runs on threads of Numba's (parallel=True), which one caller at a time may use")
         key = signature, id(compiled.library)
         if (kernel := _kernels.get(key)) is None:
@@ -85,7 +88,8 @@ class _Omitted:
 def _overload_of(signature: Signature) -> tuple[Any, tuple[Any, ...]]:
     """Find the overload that Python would call, and its arguments, in order."""
     func = signature.func
-    signature_of_func = inspect.signature(func.py_func)
+    # With the defaults of the time when it was decorated, which Numba knows.
+    signature_of_func = func._compiler.pysig
     given = signature_of_func.bind(*signature.args, **dict(signature.kwargs)).arguments
     args: tuple[Any, ...] = ()
     for name, parameter in signature_of_func.parameters.items():
@@ -129,26 +133,6 @@ def _are_alike(given: Any, wanted: Any) -> bool:
     return pairs[0] == pairs[1] and wanted.layout in "CA"
 
 
-def _loop_of(signature: Signature) -> tuple[Any, tuple[Any, ...]]:
-    """Find the loop of a function of `numba.vectorize` that NumPy would choose."""
-    func, args = signature.func, signature.args
-    if signature.kwargs or len(args) != func.nin or not all(isinstance(part, int) for part in args):
-        raise Ordinary("it gets more than arrays")
-    if func._dispatcher.targetoptions.get("fastmath"):
-        raise Ordinary("it is element-wise, and with fastmath=True its loop would round differently")
-    dtypes = [np.dtype(signature.inputs[part][0]) for part in args]
-    kinds = tuple(map(from_dtype, dtypes))
-    try:
-        chosen = func.ufunc.resolve_dtypes((*dtypes, None))
-    except TypeError:
-        func.add(kinds)
-        chosen = dtypes
-    found, compiled = func.find_ewise_function(kinds)
-    if list(chosen[: func.nin]) != dtypes or found is None or tuple(found.args) != kinds:
-        raise Ordinary(f"NumPy would call it for other types than ({', '.join(map(str, kinds))})")
-    return compiled, args
-
-
 def _call_text(signature: Signature, args: tuple[Any, ...], overload: Any, scope: dict[str, Any]) -> str:
     """The call of the function, as text, which sets e and y. The arrays are called x0, x1 and so on."""
 
@@ -168,15 +152,13 @@ def _call_text(signature: Signature, args: tuple[Any, ...], overload: Any, scope
         scope[name] = part.value
         return name
 
-    if is_element_wise(signature.func):
-        return f"e, y = False, f{text(args)}"
     return f"e, y = call_overload({overload.number}, {text(args)})"
 
 
 def _compiled(signature: Signature, compiled: Any, args: tuple[Any, ...]) -> Kernel:
     if next(_numbers) >= _MOST_KERNELS:
         raise Ordinary(f"{_MOST_KERNELS} kernels were compiled in this process, whose memory Numba keeps")
-    scope = {"f": signature.func, "carray": carray, "buffer_at": frame.buffer_at}
+    scope = {"carray": carray, "buffer_at": frame.buffer_at}
     scope |= {"call_overload": frame.call_overload, "zeros_like": np.zeros_like}
     overload = frame.Overload(compiled)
     lines = ["def run(frame_address):"]
@@ -191,8 +173,7 @@ def _compiled(signature: Signature, compiled: Any, args: tuple[Any, ...]) -> Ker
         indent += "    "
     body = [*_inputs_of_element(signature), *_memory_of_element(signature)]
     body += [_call_text(signature, args, overload, scope), "if e:", "    return 1"]
-    returned = _returned_type(signature, compiled.signature.return_type)
-    for k, part, kind in _returned_parts(signature.returns, "y", returned):
+    for k, part, kind in _returned_parts(signature.returns, "y", compiled.signature.return_type):
         body += _store(signature, k, part, kind, scope)
     lines += [indent + line for line in body]
     lines.append("    return 0")
@@ -200,14 +181,6 @@ def _compiled(signature: Signature, compiled: Any, args: tuple[Any, ...]) -> Ker
     run = njit(scope["run"])
     run.compile((types.int64,))
     return Kernel(run.overloads[types.int64,], overload)
-
-
-def _returned_type(signature: Signature, kind: Any) -> Any:
-    """The type of what the function returns, from that of its overload."""
-    if not is_element_wise(signature.func):
-        return kind
-    rank = max(signature.inputs[part][1] for part in signature.args)
-    return types.Array(kind, rank, "C") if rank else kind
 
 
 def _array(name: str, table: int, k: int, dtype: str, rank: int, scope: dict[str, Any]) -> list[str]:
@@ -253,8 +226,6 @@ def _returned_parts(template: Any, text: str, kind: Any) -> list[tuple[int, str,
     if len(template) == 1 and not isinstance(kind, types.BaseTuple):
         # As in TensorFlow, x stands for [x].
         return _returned_parts(template[0], text, kind)
-    if isinstance(kind, types.NoneType):
-        return [(k, text, kind) for part in template for k, _, _ in _returned_parts(part, text, kind)]
     if not isinstance(kind, types.BaseTuple) or isinstance(kind, types.BaseNamedTuple) or len(kind) != len(template):
         raise Ordinary(f"it returns {kind}, which is not a tuple of {len(template)}")
     pairs = enumerate(zip(template, kind))
@@ -269,7 +240,7 @@ def _store(signature: Signature, k: int, part: str, kind: Any, scope: dict[str, 
     if isinstance(kind, types.NoneType) and signature.is_rule:
         return _filled(whole, f"d_{dtype}(0)", k, rank, axes)
     if isinstance(kind, (types.Number, types.Boolean)):
-        check, value = _cast(signature, part, kind, dtype, is_python=not is_element_wise(signature.func))
+        check, value = _cast(signature, part, kind, dtype, is_python=True)
         if rank and not signature.is_rule:
             raise Ordinary("it returns a number where an array is declared")
         return [*check, *_filled(whole, value, k, rank, axes)]

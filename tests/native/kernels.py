@@ -70,6 +70,14 @@ def by_keyword(x, scale=2.0, shift=1):
 
 
 @njit
+def of_a_default_that_changes(x, scale=2.0):
+    return x * scale
+
+
+of_a_default_that_changes.py_func.__defaults__ = (10.0,)
+
+
+@njit
 def raises_below_zero(x):
     if x[0] < 0:
         raise ValueError("below zero")
@@ -186,8 +194,10 @@ def parallel(x):
 
 
 @numba.vectorize
-def of_numbers_before(x):
-    return x + 1
+def raises_above_one(x):
+    if x > 1:
+        raise ValueError("above one")
+    return x
 
 
 @njit
@@ -198,6 +208,11 @@ def inner(x):
 @njit
 def outer(x):
     return inner(x) + inner(x[::-1])
+
+
+@njit
+def draw(x):
+    return x + np.random.random()
 
 
 @njit
@@ -227,12 +242,7 @@ KERNELS = {
     "keywords": (functools.partial(by_keyword, shift=3), [V], F),
     "a partial": (functools.partial(by_keyword, scale=0.5), [V], F),
     "element-wise": (element_wise, [V, V[::-1].copy()], F),
-    "element-wise, numbers": (element_wise, [F(2), F(3)], F(0)),
-    "element-wise, typed": (Typed(numba.vectorize, ["f4(f4)", "f8(f8)"], lambda x: x**3), [V], F),
-    "element-wise, of doubles": (Typed(numba.vectorize, ["f8(f8)"], lambda x: x / 3), [V], F),
-    "element-wise, of two integers": (Typed(numba.vectorize, ["i4(i4)", "f4(f4)"], lambda x: x // 2), [B], INT),
-    "element-wise, fastmath": (numba.vectorize(fastmath=True)(lambda x: x / F(3)), [V], F),
-    "element-wise, a partial": (functools.partial(element_wise, 2), [V], F),
+    "element-wise, raises": (raises_above_one, [V], F),
     "of one type": (Typed(njit, "float32[:](float32[:])", lambda x: x + F(1)), [V], F),
     "of an integer, gets NaN": (Typed(njit, "i4(i4)", lambda x: x * 3), [F(np.nan)], INT(0)),
     "of a double": (Typed(njit, "f8(f8)", lambda x: x / 3), [F(0.1)], F(0)),
@@ -245,6 +255,8 @@ KERNELS = {
     "no named tuple": (njit(lambda x: (x, x + 1)), [V], Pair(F, F)),
     "recursion": (factorial, [INT(10)], INT(0)),
     "recursion that does not fit": (factorial, [INT(20)], INT(0)),
+    "a default that changes": (of_a_default_that_changes, [V], F),
+    "an integer of 64 bits": (functools.partial(by_keyword, shift=-(2**63)), [V], F),
     "any number of arguments": (of_any_number, [V, V, F(3)], F),
     "literally": (functools.partial(by_literal, n=3), [V], F),
     "keywords alone": (of_keywords_alone, [V], F),

@@ -30,7 +30,7 @@ def lowered_natively(ctx: Any, host: Host, operands: Sequence[Any]) -> Sequence[
     if not is_native(call.func):
         return None
     try:
-        signature = _signature(call, host.batch, ctx.avals_in, ctx.avals_out)
+        signature = _signature(call, host.batch, ctx)
         block = native_block(signature, host.enter)
     except Ordinary as why:
         _LOG.info("%s is called through Python, although Numba compiled its function: %s", call.title, why)
@@ -50,11 +50,13 @@ class _Array:
     is_zero: bool = False
 
 
-def _signature(call: Call, batch: Batch, avals_in: Sequence[Any], avals_out: Sequence[Any]) -> Signature:
-    op = call.op
+def _signature(call: Call, batch: Batch, ctx: Any) -> Signature:
+    op, avals_in, avals_out = call.op, ctx.avals_in, ctx.avals_out
     written = call.body.written([_Array(k, aval.dtype) for k, aval in enumerate(avals_in)])
     reasons = {
         "it is stateful, has executor= or on_error=": call.stateful or bool(op.executor) or op.failures is not None,
+        # Random numbers would be others on each device.
+        "each of several devices would call it for itself": _jaxcore.device_count(ctx) > 1,
         "it gets jax.Arrays": call.on_jax,
         "it has when= or residuals": bool(call.operands.leading),
         "of its inputs and results, some are no arrays of Numba's": written is None,
@@ -80,7 +82,8 @@ def _part(value: Any) -> Any:
         return Zeros(value.number) if value.is_zero else value.number
     if isinstance(value, Filled):
         return value
-    if value is None or type(value) in (bool, int, float, complex):
+    # Numba takes Python's integers for 64 bits with a sign.
+    if value is None or type(value) in (bool, float, complex) or (type(value) is int and value.bit_length() < 64):
         return Constant(value, repr(value))
     if type(value) is tuple:
         return tuple(map(_part, value))
