@@ -127,6 +127,7 @@ DATA: tuple[tuple[Any, frozenset[str]], ...] = (
     (jax.Array, _set("T dtype imag itemsize mT nbytes ndim real shape size weak_type")),
     ((type, types.FunctionType), _set("__name__")),
     (enum.Enum, _set("name value")),
+    (complex, _set("imag real")),
     ((np.ndarray, np.generic), _set("T dtype ndim shape size")),
     (np.dtype, _set("itemsize kind name")),
     ((np.finfo, np.iinfo, jnp.finfo, jnp.iinfo), _set("bits dtype eps max min smallest_normal tiny")),

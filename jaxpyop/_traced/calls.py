@@ -95,6 +95,8 @@ class Calls(Containers):
     def of_constants(self, f: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """A function of Python or NumPy of constants and lists of them."""
         args = [list(self.items(a)) if isinstance(a, Obj) and a.cls is list else a for a in args]
+        if f is not print and any(type(a) is np.ndarray for a in (*args[1:], *kwargs.values())):
+            raise Refused(f"a second array of `{name_of_function(f)}`, which NumPy may change", "use jax.numpy")
         for a in (*args, *kwargs.values()):
             if is_array(a) or isinstance(a, Num):
                 remedy = f"write jnp.{f.__name__}" if hasattr(jnp, f.__name__) else ""
@@ -166,7 +168,7 @@ class Calls(Containers):
         return called
 
     def call_jax(self, f: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        self._check_casts(f, [*args, *kwargs.values()])
+        self._check_casts(f, [getattr(f, "__self__", None), *args, *kwargs.values()])
         count = len(args)
 
         def called(*xs: Any) -> Any:
@@ -190,9 +192,13 @@ class Calls(Containers):
         return self.lifted(of, *several) if several else called(*values)
 
     def _check_casts(self, f: Any, values: list[Any]) -> None:
-        """Refuses a number of Python that a function of JAX casts to a dtype by way of another one."""
+        """Refuses a number of Python that a function of JAX may cast to a dtype by way of another one."""
         numbers = list(self._numbers_in(tuple(values)))
-        for dtype in [jnp.dtype(v) for v in (f, *values) if _is_dtype(v)] if numbers else ():
+        dtypes = [jnp.dtype(v) for v in (f, *values) if _is_dtype(v)] if numbers else []
+        if numbers:
+            add = lambda v: dtypes.append(v.dtype) if is_array(v) and v.dtype.name not in _WIDE else None
+            self.mapped(add, tuple(values))
+        for dtype in dtypes:
             for n in numbers:
                 fits = n.kind != "i" or not jnp.issubdtype(dtype, jnp.integer) or fits_dtype(n, dtype)
                 if not fits or (n.kind == "f" and dtype.name not in _OF_FLOATS):
@@ -216,6 +222,8 @@ class Calls(Containers):
 
     def call_method(self, v: Any, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
         if is_array(v):
+            if name == "item" and args:
+                raise Refused("an item by its place", "index the array")
             if name == "item":
                 return self.number_of(v.reshape(()) if v.size == 1 else v)
             return self.call_jax(getattr(v, name), args, kwargs)
@@ -229,14 +237,16 @@ class Calls(Containers):
             out = self.of_constants(getattr(v, name), args, kwargs)
             return self.new_list(out) if type(out) is list else out
         if isinstance(v, tuple) and name == "_replace":
-            return self.python(v._replace, **kwargs)  # pyright: ignore[reportAttributeAccessIssue]
+            return self.python(v._replace, *args, **kwargs)  # pyright: ignore[reportAttributeAccessIssue]
         if isinstance(v, (tuple, list, dict)):
             if name not in ("get", "items", "keys", "values", "copy"):
                 raise Refused(f"`.{name}` changes a {type(v).__name__} from outside", "make a copy in the function")
             v = self.opened(v)
+        if kwargs and name not in ("sort", "update"):
+            raise PyRaise(TypeError(f"{name}() takes no keyword arguments"))
         if v.cls is dict:
             return self.dict_method(v, name, args, kwargs)
-        return self.list_method(v, name, args)
+        return self.list_method(v, name, args, **kwargs)
 
     def _set_where(self, array: Any, mask: Any, v: Any) -> Any:
         """`array.at[mask].set(v)`, for which JAX needs the values of the mask."""
@@ -320,6 +330,8 @@ def _raise(where: str, primals: Any, tangents: Any) -> Any:
 
 # The dtypes that a float of Python becomes in one step, or by way of a float32 without another rounding.
 _OF_FLOATS = ("float32", "float64", "complex64", "complex128")
+# The dtypes of arrays that a number of Python meets as it does in Python.
+_WIDE = (*_OF_FLOATS, "bool", "int32", "int64")
 
 
 def _is_dtype(v: Any) -> bool:

@@ -241,9 +241,9 @@ class Shapes(Interpreter):
     def with_items(self, obj: Obj, f: Callable[[Any], tuple[Any, Any]]) -> Any:
         return UNKNOWN if obj.slots["items"] is UNKNOWN else super().with_items(obj, f)
 
-    def list_method(self, v: Obj, name: str, args: list[Any]) -> Any:
+    def list_method(self, v: Obj, name: str, args: list[Any], **kwargs: Any) -> Any:
         is_place = name == "index"
-        return self.number("i", 0, len(self.items(v)) - 1) if is_place else super().list_method(v, name, args)
+        return self.number("i", 0, len(self.items(v)) - 1) if is_place else super().list_method(v, name, args, **kwargs)
 
     def _constants(self, v: Any) -> Any:
         is_array_of_rows = isinstance(v, core.Tracer) and v.ndim

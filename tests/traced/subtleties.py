@@ -242,6 +242,10 @@ STATIC = jax.jit(lambda x, n: x * (n * n % 7), static_argnums=1)
 
 TABLE.equal_all(
     {
+        "a set as a text": lambda x: x * len(str({1, 2})),
+        "a dtype and its name": lambda x: (
+            x * {x.dtype: 3.0}.get(x.dtype.name, 2.0) + (x.dtype.name in {x.dtype}) * 7 + (x.dtype.name in [x.dtype])
+        ),
         "a quotient of a quotient": lambda x: 1.0 if float(x) / 3.0 / 7.0 == float(x) * 1.0 / 3.0 / 7.0 else 0.0,
         "nan by way of min": lambda x: jnp.isnan(float(min(abs(float(x)), 10.0))) * 1.0,
     }
@@ -276,6 +280,21 @@ TABLE.either_all(
         ),
     }
 )
+
+
+@TABLE.equal
+def a_list_sorted_in_reverse(x):
+    items = [3.0, 1.0, 2.0]
+    items.sort(reverse=True)
+    return x * items[0]
+
+
+@TABLE.either
+def an_array_that_numpy_fills_on_one_path(x):
+    a = np.zeros(2)
+    if x > 1:
+        np.exp(a, out=a)
+    return x + a[0]
 
 
 @TABLE.equal

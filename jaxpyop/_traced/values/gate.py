@@ -164,8 +164,11 @@ def _check(why: str) -> None:
 
 # ------------------------------------------------------------------ attributes
 
-# They decide what an attribute is, although the object has one of that name.
-NOT_READ = (types.GetSetDescriptorType, types.MemberDescriptorType)
+
+def is_data_descriptor(found: Any) -> bool:
+    """Whether what stands in a class decides what an attribute is, although the object has one of that name."""
+    names = {name for c in type(found).__mro__ for name in vars(c)}
+    return "__get__" in names and not names.isdisjoint(("__set__", "__delete__"))
 
 
 def attributes_of(v: Any) -> Any:
