@@ -168,6 +168,10 @@ class Calls(Containers):
         return called
 
     def call_jax(self, f: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        if len(args) == 1 and not kwargs and isinstance(n := args[0], Num) and _is_dtype(f):
+            dtype = jax.dtypes.canonicalize_dtype(jnp.dtype(f))
+            if n.kind == "i" and jnp.issubdtype(dtype, jnp.integer):
+                return num_as_dtype(n, dtype)  # in one step, as jnp.int8(3)
         self._check_casts(f, [getattr(f, "__self__", None), *args, *kwargs.values()])
         count = len(args)
 
@@ -202,7 +206,8 @@ class Calls(Containers):
             for n in numbers:
                 fits = n.kind != "i" or not jnp.issubdtype(dtype, jnp.integer) or fits_dtype(n, dtype)
                 if not fits or (n.kind == "f" and dtype.name not in _OF_FLOATS):
-                    raise Refused(f"a number of Python becomes {dtype}", "make it a jnp.float32 or a jnp.int32 first")
+                    remedy = f"write jnp.{dtype}(n)" if n.kind == "i" else "make it a jnp.float32 first"
+                    raise Refused(f"a number of Python becomes {dtype}", remedy)
 
     def _numbers_in(self, v: Any) -> Iterator[Num]:
         """The traced numbers of Python in a value. Functions of trees hand them on as they are."""
@@ -271,13 +276,13 @@ class Calls(Containers):
         if module_of(cls) in LIBRARIES and not issubclass(cls, BaseException):
             raise Refused(f"`{name_of_function(cls)}` is not in the language", OUTSIDE)
         check_class(cls)
-        if issubclass(cls, (BaseException, enum.Enum)):
+        if issubclass(cls, BaseException):
             if any(isinstance(v, Kind) or is_array(v) for v in (*args, *kwargs.values())):
                 raise Refused(f"a {cls.__name__} of a value that is not known", "write an f-string that names it")
-            if issubclass(cls, enum.Enum) and "_missing_" in vars(cls):
-                raise Refused(f"a {cls.__name__} of a value, because its class has _missing_")
             self.need_constant(*args, *kwargs.values())
             return self.python(cls, *args, **kwargs)
+        if issubclass(cls, enum.Enum):
+            raise Refused(f"a {cls.__name__} that is looked up by its value", f"write {cls.__name__}.NAME")
         if type(cls) is not type or any(is_plain_base(c, cls) for c in cls.__mro__[:-1] if c is not typing.Generic):
             what = "a class that is built in or made in a way of its own, is not in the language"
             raise Refused(f"`{name_of_function(cls)}`, {what}", OUTSIDE)

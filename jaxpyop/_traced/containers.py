@@ -112,7 +112,7 @@ class Containers(Operators):
         if type(box) in (list, range) or isinstance(box, tuple):
             out = self._of_tuple(tuple(map(self.outside, box)), key)
             return self.new_list(out) if type(box) is list and isinstance(key, slice) else out
-        if type(box) in (dict, types.MappingProxyType):
+        if type(box) is dict:
             self.need_constant(*box)
             return self.outside(self._value_of_key(tuple(box.items()), key))
         if isinstance(box, (str, np.ndarray)) and not is_array(key):

@@ -192,6 +192,10 @@ NOT_IN_THE_LANGUAGE = {
     "a key that is not known": (lambda x: {3: x}[int(x)], "needs its value"),
     "a set of a value": (lambda x: x * len({0, int(x)}), "a int that is not known that needs its value"),
     "an error with a constructor of its own": (raises_one_with_keywords, "CodeError"),
+    "an enum of a value": (
+        lambda x: x * (Side(1) is Side.LEFT),
+        "a Side that is looked up by its value; write Side.NAME",
+    ),
     "an enum of numbers": (lambda x: x * (int(x) == Side.LEFT), "an enum that is a number .*; compare its value"),
     "a namedtuple with an operator": (lambda x: Pair(x) + 1.0, "a namedtuple with __add__"),
     "a rule of the user": (lambda x: RULED(x), r"RULED\(x\)`.* is not in the language"),

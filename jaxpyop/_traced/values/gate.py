@@ -23,7 +23,7 @@ from jaxpyop._traced.values.kinds import *
 LIBRARIES = ("jax", "jaxlib", "numpy", "ml_dtypes", "builtins")
 _CONSTANTS = frozenset((bool, int, float, complex, str, bytes, type(None), type(Ellipsis)))
 _TYPES = _CONSTANTS | {
-    *(list, dict, set, frozenset, range, slice, types.MappingProxyType, types.SimpleNamespace, types.ModuleType),
+    *(list, dict, set, frozenset, range, slice, types.SimpleNamespace, types.ModuleType),
     *(types.FunctionType, types.BuiltinFunctionType, types.MethodType, functools.partial, Foreign),
 }
 _METACLASSES = (type, abc.ABCMeta, enum.EnumMeta)
