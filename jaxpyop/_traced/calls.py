@@ -29,6 +29,8 @@ class Calls(Containers):
     """Calls of everything but functions of the user, which `Functions` interprets."""
 
     call_user: Callable[..., Any]
+    # Whether the functions that JAX is given return to one that may hand their results on.
+    hands_on = False
 
     def call(self, f: Any, args: Any, kwargs: Any) -> Any:
         if isinstance(f, Union) or f is UNDEF:
@@ -155,12 +157,16 @@ class Calls(Containers):
 
     def function_for_jax(self, f: Any) -> Any:
         """A function that JAX may call, in a trace of its own. It must not change what is outside of it."""
+        hands_on = self.hands_on
 
         def called(*args: Any, **kwargs: Any) -> Any:
             what = "a function that JAX calls"
             with self.unchanged(what), self.not_raising(f"in {what}"):
                 given = {k: self.from_jax(a) for k, a in kwargs.items()}
-                return self.to_jax(self.call(f, list(map(self.from_jax, args)), given))
+                result = self.call(f, list(map(self.from_jax, args)), given)
+                if hands_on and any(self._numbers_in((result,))):
+                    raise Refused("a function that JAX calls returns a number of Python that is not known", _TO_ARRAY)
+                return self.to_jax(result)
 
         # Errors name the function of the user.
         called.__module__ = str(getattr(f, "__module__", ""))
@@ -177,9 +183,9 @@ class Calls(Containers):
 
         def called(*xs: Any) -> Any:
             if (id(f) in allowed.OF_TREES or id(f) not in KNOWN) and any(self._numbers_in(xs)):
-                remedy = "make it an array, such as jnp.float32(n)"
-                raise Refused(f"{name_of_function(f)} is given a number of Python that is not known", remedy)
-            given = list(map(self.to_jax, xs))
+                raise Refused(f"{name_of_function(f)} is given a number of Python that is not known", _TO_ARRAY)
+            with self.having(hands_on=id(f) in allowed.HANDS_ON):
+                given = list(map(self.to_jax, xs))
             return self.from_jax(self.python(f, *given[:count], **dict(zip(kwargs, given[count:]))))
 
         values = *args, *kwargs.values()
@@ -347,6 +353,7 @@ def _is_dtype(v: Any) -> bool:
     )
 
 
+_TO_ARRAY = "make it an array, such as jnp.float32(n)"
 OUTSIDE = (
     "pass in what it gives as an input, write it with jax.numpy or jax.lax, or "
     'write mode="eager" to call the body at run time instead'

@@ -271,6 +271,12 @@ def defaults_in_order(x):
 
 TABLE.either_all(
     {
+        "a number that a tree hands on": lambda x: (
+            lambda p: x * isinstance(jax.tree.map(lambda v: p / 3, [x])[0], float)
+        )(float(x)),
+        "a number beside a gradient": lambda x: (
+            lambda p: x * isinstance(jax.grad(lambda v: (v, p / 3), has_aux=True)(x)[1], float)
+        )(float(x)),
         "a number of NumPy beside one of Python": lambda x: x + 1 if ~(np.float64(2) * float(x) > 1) else x + 2,
         "a static argument": lambda x: STATIC(x, 100000),
         "a constant array that is asked for": lambda x: 1.0 if (INIT if x > 1 else INIT) is INIT else 0.0,  # noqa: RUF034
