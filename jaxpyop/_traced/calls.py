@@ -48,7 +48,7 @@ class Calls(Containers):
         if key in allowed.TRANSFORMS:
             return self._transformed(f, args, kwargs)
         if key in OF_MATH:
-            return self.lifted(lambda *xs: self._math(f, xs), *args)
+            return self.lifted(lambda *xs: self._math(f, xs, kwargs), *args)
         if key in OF_JAX:
             return self.call_jax(f, args, kwargs)
         if key in OF_NUMPY:
@@ -86,13 +86,13 @@ class Calls(Containers):
             return self.call(Partial(found, (f,)), args, kwargs)
         raise Refused(f"`{name_of_function(f)}` is not in the language", OUTSIDE)
 
-    def _math(self, f: Any, args: tuple[Any, ...]) -> Any:
-        if any(isinstance(x, Num) or is_array(x) for x in args):
+    def _math(self, f: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if not kwargs and any(isinstance(x, Num) or is_array(x) for x in args):
             first, *rest = args
             if f is math.trunc and is_array(first):
                 raise Refused("math.trunc of an array", "use int(x) or jnp.trunc")
             return math_function(f.__name__, self.number_of(first, "f") if is_array(first) else first, *rest)
-        return self.of_constants(f, args, {})
+        return self.of_constants(f, args, kwargs)
 
     def of_constants(self, f: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """A function of Python or NumPy of constants and lists of them."""

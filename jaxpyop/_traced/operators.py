@@ -34,7 +34,7 @@ class Operators(Machine):
     iterate: Callable[..., tuple[Any, ...]]
     length: Callable[..., Any]
 
-    def python(self, f: Callable[..., Any], *vs: Any, **kw: Any) -> Any:
+    def python(self, f: Callable[..., Any], /, *vs: Any, **kw: Any) -> Any:
         """An allowed function of Python or JAX on constants and arrays."""
         leaves = jax.tree.leaves((vs, kw))
         traced = any(isinstance(x, core.Tracer) or (callable(x) and not isinstance(x, type)) for x in leaves)

@@ -243,6 +243,8 @@ STATIC = jax.jit(lambda x, n: x * (n * n % 7), static_argnums=1)
 TABLE.equal_all(
     {
         "an integer of a dtype": lambda x: x * (jnp.int8(int(x)) + jnp.uint32(int(x) + 2)),
+        "a keyword f": lambda x: jax.lax.scan(f=lambda c, v: (c + v, c), init=x, xs=jnp.ones(2))[0],
+        "keywords of math": lambda x: x * math.isclose(1.0, 1.1, rel_tol=0.2) + math.prod([2, 3], start=5),
         "a set as a text": lambda x: x * len(str({1, 2})),
         "a dtype and its name": lambda x: (
             x * {x.dtype: 3.0}.get(x.dtype.name, 2.0) + (x.dtype.name in {x.dtype}) * 7 + (x.dtype.name in [x.dtype])
