@@ -108,6 +108,8 @@ KNOWN = OF_JAX | {id(f): f for f, _ in CONTROL} | {id(jax.debug.callback): jax.d
 OF_TREES = _named(jax.tree, _TREE) | _named(jax.tree_util, _TREE_UTIL) | _named(lax, "stop_gradient switch")
 # They return a function. JAX keeps what it made of a function under `jit` or `checkpoint`.
 TRANSFORMS = _named(jax, "checkpoint grad hessian jacfwd jacrev jit value_and_grad vmap")
+# They may hand on a number that a function returns to them, which then is one of Python, and no array.
+HANDS_ON = OF_TREES | TRANSFORMS | _named(jax, "jvp linearize vjp")
 KEPT_BY_JAX = _named(jax, "checkpoint jit")
 OF_NUMPY = _named(np, _NUMPY) | _named(jnp, "finfo iinfo")
 OF_MATH: dict[int, Any] = {id(f): f for name, f in vars(math).items() if callable(f) and not name.startswith("_")}
@@ -127,6 +129,7 @@ DATA: tuple[tuple[Any, frozenset[str]], ...] = (
     (jax.Array, _set("T dtype imag itemsize mT nbytes ndim real shape size weak_type")),
     ((type, types.FunctionType), _set("__name__")),
     (enum.Enum, _set("name value")),
+    (complex, _set("imag real")),
     ((np.ndarray, np.generic), _set("T dtype ndim shape size")),
     (np.dtype, _set("itemsize kind name")),
     ((np.finfo, np.iinfo, jnp.finfo, jnp.iinfo), _set("bits dtype eps max min smallest_normal tiny")),

@@ -29,6 +29,8 @@ class Calls(Containers):
     """Calls of everything but functions of the user, which `Functions` interprets."""
 
     call_user: Callable[..., Any]
+    # Whether the functions that JAX is given return to one that may hand their results on.
+    hands_on = False
 
     def call(self, f: Any, args: Any, kwargs: Any) -> Any:
         if isinstance(f, Union) or f is UNDEF:
@@ -46,7 +48,7 @@ class Calls(Containers):
         if key in allowed.TRANSFORMS:
             return self._transformed(f, args, kwargs)
         if key in OF_MATH:
-            return self.lifted(lambda *xs: self._math(f, xs), *args)
+            return self.lifted(lambda *xs: self._math(f, xs, kwargs), *args)
         if key in OF_JAX:
             return self.call_jax(f, args, kwargs)
         if key in OF_NUMPY:
@@ -84,17 +86,19 @@ class Calls(Containers):
             return self.call(Partial(found, (f,)), args, kwargs)
         raise Refused(f"`{name_of_function(f)}` is not in the language", OUTSIDE)
 
-    def _math(self, f: Any, args: tuple[Any, ...]) -> Any:
-        if any(isinstance(x, Num) or is_array(x) for x in args):
+    def _math(self, f: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if not kwargs and any(isinstance(x, Num) or is_array(x) for x in args):
             first, *rest = args
             if f is math.trunc and is_array(first):
                 raise Refused("math.trunc of an array", "use int(x) or jnp.trunc")
             return math_function(f.__name__, self.number_of(first, "f") if is_array(first) else first, *rest)
-        return self.of_constants(f, args, {})
+        return self.of_constants(f, args, kwargs)
 
     def of_constants(self, f: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """A function of Python or NumPy of constants and lists of them."""
         args = [list(self.items(a)) if isinstance(a, Obj) and a.cls is list else a for a in args]
+        if f is not print and any(type(a) is np.ndarray for a in (*args[1:], *kwargs.values())):
+            raise Refused(f"a second array of `{name_of_function(f)}`, which NumPy may change", "use jax.numpy")
         for a in (*args, *kwargs.values()):
             if is_array(a) or isinstance(a, Num):
                 remedy = f"write jnp.{f.__name__}" if hasattr(jnp, f.__name__) else ""
@@ -153,12 +157,16 @@ class Calls(Containers):
 
     def function_for_jax(self, f: Any) -> Any:
         """A function that JAX may call, in a trace of its own. It must not change what is outside of it."""
+        hands_on = self.hands_on
 
         def called(*args: Any, **kwargs: Any) -> Any:
             what = "a function that JAX calls"
             with self.unchanged(what), self.not_raising(f"in {what}"):
                 given = {k: self.from_jax(a) for k, a in kwargs.items()}
-                return self.to_jax(self.call(f, list(map(self.from_jax, args)), given))
+                result = self.call(f, list(map(self.from_jax, args)), given)
+                if hands_on and any(self._numbers_in((result,))):
+                    raise Refused("a function that JAX calls returns a number of Python that is not known", _TO_ARRAY)
+                return self.to_jax(result)
 
         # Errors name the function of the user.
         called.__module__ = str(getattr(f, "__module__", ""))
@@ -166,14 +174,18 @@ class Calls(Containers):
         return called
 
     def call_jax(self, f: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        self._check_casts(f, [*args, *kwargs.values()])
+        if len(args) == 1 and not kwargs and isinstance(n := args[0], Num) and _is_dtype(f):
+            dtype = jax.dtypes.canonicalize_dtype(jnp.dtype(f))
+            if n.kind == "i" and jnp.issubdtype(dtype, jnp.integer):
+                return num_as_dtype(n, dtype)  # in one step, as jnp.int8(3)
+        self._check_casts(f, [getattr(f, "__self__", None), *args, *kwargs.values()])
         count = len(args)
 
         def called(*xs: Any) -> Any:
             if (id(f) in allowed.OF_TREES or id(f) not in KNOWN) and any(self._numbers_in(xs)):
-                remedy = "make it an array, such as jnp.float32(n)"
-                raise Refused(f"{name_of_function(f)} is given a number of Python that is not known", remedy)
-            given = list(map(self.to_jax, xs))
+                raise Refused(f"{name_of_function(f)} is given a number of Python that is not known", _TO_ARRAY)
+            with self.having(hands_on=id(f) in allowed.HANDS_ON):
+                given = list(map(self.to_jax, xs))
             return self.from_jax(self.python(f, *given[:count], **dict(zip(kwargs, given[count:]))))
 
         values = *args, *kwargs.values()
@@ -190,13 +202,18 @@ class Calls(Containers):
         return self.lifted(of, *several) if several else called(*values)
 
     def _check_casts(self, f: Any, values: list[Any]) -> None:
-        """Refuses a number of Python that a function of JAX casts to a dtype by way of another one."""
+        """Refuses a number of Python that a function of JAX may cast to a dtype by way of another one."""
         numbers = list(self._numbers_in(tuple(values)))
-        for dtype in [jnp.dtype(v) for v in (f, *values) if _is_dtype(v)] if numbers else ():
+        dtypes = [jnp.dtype(v) for v in (f, *values) if _is_dtype(v)] if numbers else []
+        if numbers:
+            add = lambda v: dtypes.append(v.dtype) if is_array(v) and v.dtype.name not in _WIDE else None
+            self.mapped(add, tuple(values))
+        for dtype in dtypes:
             for n in numbers:
                 fits = n.kind != "i" or not jnp.issubdtype(dtype, jnp.integer) or fits_dtype(n, dtype)
                 if not fits or (n.kind == "f" and dtype.name not in _OF_FLOATS):
-                    raise Refused(f"a number of Python becomes {dtype}", "make it a jnp.float32 or a jnp.int32 first")
+                    remedy = f"write jnp.{dtype}(n)" if n.kind == "i" else "make it a jnp.float32 first"
+                    raise Refused(f"a number of Python becomes {dtype}", remedy)
 
     def _numbers_in(self, v: Any) -> Iterator[Num]:
         """The traced numbers of Python in a value. Functions of trees hand them on as they are."""
@@ -216,6 +233,8 @@ class Calls(Containers):
 
     def call_method(self, v: Any, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
         if is_array(v):
+            if name == "item" and args:
+                raise Refused("an item by its place", "index the array")
             if name == "item":
                 return self.number_of(v.reshape(()) if v.size == 1 else v)
             return self.call_jax(getattr(v, name), args, kwargs)
@@ -229,14 +248,16 @@ class Calls(Containers):
             out = self.of_constants(getattr(v, name), args, kwargs)
             return self.new_list(out) if type(out) is list else out
         if isinstance(v, tuple) and name == "_replace":
-            return self.python(v._replace, **kwargs)  # pyright: ignore[reportAttributeAccessIssue]
+            return self.python(v._replace, *args, **kwargs)  # pyright: ignore[reportAttributeAccessIssue]
         if isinstance(v, (tuple, list, dict)):
             if name not in ("get", "items", "keys", "values", "copy"):
                 raise Refused(f"`.{name}` changes a {type(v).__name__} from outside", "make a copy in the function")
             v = self.opened(v)
+        if kwargs and name not in ("sort", "update"):
+            raise PyRaise(TypeError(f"{name}() takes no keyword arguments"))
         if v.cls is dict:
             return self.dict_method(v, name, args, kwargs)
-        return self.list_method(v, name, args)
+        return self.list_method(v, name, args, **kwargs)
 
     def _set_where(self, array: Any, mask: Any, v: Any) -> Any:
         """`array.at[mask].set(v)`, for which JAX needs the values of the mask."""
@@ -261,13 +282,13 @@ class Calls(Containers):
         if module_of(cls) in LIBRARIES and not issubclass(cls, BaseException):
             raise Refused(f"`{name_of_function(cls)}` is not in the language", OUTSIDE)
         check_class(cls)
-        if issubclass(cls, (BaseException, enum.Enum)):
+        if issubclass(cls, BaseException):
             if any(isinstance(v, Kind) or is_array(v) for v in (*args, *kwargs.values())):
                 raise Refused(f"a {cls.__name__} of a value that is not known", "write an f-string that names it")
-            if issubclass(cls, enum.Enum) and "_missing_" in vars(cls):
-                raise Refused(f"a {cls.__name__} of a value, because its class has _missing_")
             self.need_constant(*args, *kwargs.values())
             return self.python(cls, *args, **kwargs)
+        if issubclass(cls, enum.Enum):
+            raise Refused(f"a {cls.__name__} that is looked up by its value", f"write {cls.__name__}.NAME")
         if type(cls) is not type or any(is_plain_base(c, cls) for c in cls.__mro__[:-1] if c is not typing.Generic):
             what = "a class that is built in or made in a way of its own, is not in the language"
             raise Refused(f"`{name_of_function(cls)}`, {what}", OUTSIDE)
@@ -320,6 +341,8 @@ def _raise(where: str, primals: Any, tangents: Any) -> Any:
 
 # The dtypes that a float of Python becomes in one step, or by way of a float32 without another rounding.
 _OF_FLOATS = ("float32", "float64", "complex64", "complex128")
+# The dtypes of arrays that a number of Python meets as it does in Python.
+_WIDE = (*_OF_FLOATS, "bool", "int32", "int64")
 
 
 def _is_dtype(v: Any) -> bool:
@@ -330,6 +353,7 @@ def _is_dtype(v: Any) -> bool:
     )
 
 
+_TO_ARRAY = "make it an array, such as jnp.float32(n)"
 OUTSIDE = (
     "pass in what it gives as an input, write it with jax.numpy or jax.lax, or "
     'write mode="eager" to call the body at run time instead'

@@ -17,8 +17,6 @@ from jaxpyop._traced.allowed import DATA, METHODS
 from jaxpyop._traced.operators import Operators, name_of_type, type_of
 from jaxpyop._traced.values import *
 
-# A loop over more constants than these is refused, because the program grows with each turn.
-_MOST_TURNS = 4096
 # A traced index with more values than these is refused for a list.
 _MOST_INDICES = 12
 Items = tuple[Any, ...]
@@ -114,7 +112,7 @@ class Containers(Operators):
         if type(box) in (list, range) or isinstance(box, tuple):
             out = self._of_tuple(tuple(map(self.outside, box)), key)
             return self.new_list(out) if type(box) is list and isinstance(key, slice) else out
-        if type(box) in (dict, types.MappingProxyType):
+        if type(box) is dict:
             self.need_constant(*box)
             return self.outside(self._value_of_key(tuple(box.items()), key))
         if isinstance(box, (str, np.ndarray)) and not is_array(key):
@@ -136,11 +134,10 @@ class Containers(Operators):
         return key
 
     def _value_of_key(self, items: Items, key: Any, default: Any = UNDEF) -> Any:
-        self.need_constant(key)
-        found = [v for a, v in items if a is key or a == key]
-        if not found and default is UNDEF:
+        place = self.place_of_key(key, [k for k, _ in items])
+        if place is None and default is UNDEF:
             raise PyRaise(KeyError(key))
-        return found[0] if found else default
+        return default if place is None else items[place][1]
 
     def _of_tuple(self, items: Items, key: Any) -> Any:
         return self.lifted(lambda k: self.python(operator.getitem, items, k), self.index(len(items), key))
@@ -167,6 +164,7 @@ class Containers(Operators):
     # -------------------------------------------------------------------- and written
 
     def set_item(self, box: Any, key: Any, value: Any) -> None:
+        check_no_iterators(value)
         self.lifted(lambda b, k: self._set_item(b, k, value), box, key)
 
     def _set_item(self, box: Any, key: Any, value: Any) -> None:
@@ -184,11 +182,11 @@ class Containers(Operators):
 
     def _set_key(self, box: Obj, key: Any, value: Any) -> None:
         def change(items: Items) -> Any:
-            if any(k is key or k == key for k, _ in items):
-                return [(k, value if k is key or k == key else v) for k, v in items], None
-            return [*items, (key, value)], None
+            place = self.place_of_key(key, [k for k, _ in items])
+            if place is None:
+                return [*items, (key, value)], None
+            return [*items[:place], (items[place][0], value), *items[place + 1 :]], None
 
-        self.need_constant(key)
         self.with_items(box, change)
 
     def _set_at(self, box: Obj, items: Items, key: Any, value: Any) -> None:
@@ -201,12 +199,14 @@ class Containers(Operators):
     def lazily(self, v: Any) -> Iterator[Any]:
         """The values that a `for` over v takes, one after the other, because a list may change in between."""
         if isinstance(v, Iter):
-            return v.values
-        if isinstance(v, Obj) and v.cls is list:
-            return self.of_list(v, 0, 1)
-        if is_dict(v):
-            return self.view(v, operator.itemgetter(0))
-        return iter(v if isinstance(v, range) else self._constants(v))
+            values = v.values
+        elif isinstance(v, Obj) and v.cls is list:
+            values = self.of_list(v, 0, 1)
+        elif is_dict(v):
+            values = self.view(v, operator.itemgetter(0))
+        else:
+            values = v if isinstance(v, range) else self._constants(v)
+        return map(self.counted, values)
 
     def of_list(self, v: Obj, n: int, step: int) -> Iterator[Any]:
         while 0 <= n < len(self.items(v)):
@@ -235,9 +235,7 @@ class Containers(Operators):
                 raise PyRaise(TypeError("iteration over a 0-d array"))
             return tuple(v[i] for i in range(v.shape[0]))
         if type(v) in (range, str, list, dict, np.ndarray) or (isinstance(v, type) and issubclass(v, enum.Enum)):
-            if len(v) > _MOST_TURNS:
-                raise Refused(f"a loop of more than {_MOST_TURNS} turns over constants", "use jax.lax.fori_loop")
-            return tuple(map(self.outside, v))
+            return tuple(self.outside(self.counted(x)) for x in v)
         if isinstance(v, TracedRange):
             raise Refused("a range whose length depends on values", "write a for loop over it")
         raise Refused(f"a loop over a {name_of_type(v)}")
@@ -294,7 +292,7 @@ class Containers(Operators):
             return cls
         own = v.slots if isinstance(v, Obj) else attributes_of(v)
         found = self.class_attribute(cls, name)
-        if name in own and type(found) not in (property, *NOT_READ):
+        if name in own and not is_data_descriptor(found):
             x = self.outside(own[name])
             if isinstance(x, Union) and UNDEF in x.alts:
                 raise Refused(f"the attribute {name} is set on one path only", "set it before")
@@ -347,9 +345,11 @@ class Containers(Operators):
 
     # ------------------------------------------------------- methods of built-in types
 
-    def list_method(self, v: Obj, name: str, args: list[Any]) -> Any:
+    def list_method(self, v: Obj, name: str, args: list[Any], **kwargs: Any) -> Any:
+        if "key" in kwargs:
+            raise Refused("list.sort with a key", "write l = sorted(l, key=...)")
         if name in ("index", "remove", "sort"):
-            self.need_constant(*self.items(v), *args)
+            self.need_constant(*self.items(v), *args, *kwargs.values())
         if name == "index":
             return self.python(self.items(v).index, *args)
         if name in ("append", "extend", "insert", "pop", "clear", "remove", "reverse", "sort"):
@@ -359,10 +359,11 @@ class Containers(Operators):
                     self.list_method(v, "append", [x])
                 return None
             args = [self.iterate(args[0])] if name == "extend" else args
+            check_no_iterators(*args)
 
             def change(items: Items) -> Any:
                 new = list(items)
-                return new, self.python(getattr(new, name), *args)
+                return new, self.python(getattr(new, name), *args, **kwargs)
 
             if name in ("insert", "pop") and args and type(args[0]) is not int:
                 raise Refused(f"list.{name} at a traced index")
@@ -378,8 +379,7 @@ class Containers(Operators):
             get = lambda items, k: self._value_of_key(items, k, default)
             return self.lifted(get, v.slots["items"], args[0])
         if name == "setdefault":
-            self.need_constant(args[0])
-            if not any(k == args[0] for k, _ in self.items(v)):
+            if self.place_of_key(args[0], [k for k, _ in self.items(v)]) is None:
                 self.set_item(v, args[0], args[1] if len(args) > 1 else None)
             return self.get_item(v, args[0])
         if name == "update":

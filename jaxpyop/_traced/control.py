@@ -71,10 +71,10 @@ def _switch(m: Any, index: Any, branches: Any, *operands: Any) -> Any:
     return m.lifted(run, index)
 
 
-def _print(m: Any, fmt: Any, *args: Any, ordered: Any = False, **kwargs: Any) -> Any:
+def _print(m: Any, fmt: Any, /, *args: Any, ordered: Any = False, **kwargs: Any) -> Any:
     m.need_constant(fmt, ordered)
 
-    def show(is_taken: Any, *args: Any, **kwargs: Any) -> None:
+    def show(is_taken: Any, /, *args: Any, **kwargs: Any) -> None:
         if is_taken:
             print(fmt.format(*args, **kwargs))
 

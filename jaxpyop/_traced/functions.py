@@ -44,6 +44,7 @@ class Functions(Calls):
             f = Closure(_source_of(f.__code__, f.__qualname__), None, f, f.__defaults__ or (), f.__kwdefaults__ or {})
         if len(self.frames) > _MOST_CALLS:
             raise Refused(RECURSION, "write a loop")
+        self.counted()
         node = f.node
         frame = self.frame(local_names(node), f.env, f.outer)
         frame.slots["$later"] = _names_read_later(node)

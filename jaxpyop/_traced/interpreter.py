@@ -119,7 +119,7 @@ class Interpreter(Statements):
     def eval_set(self, e: ast.Set, env: Obj) -> Any:
         elements = self._elements(e.elts, env)
         self.need_constant(*elements)
-        return self.python(frozenset, elements)
+        return self.python(set, elements)
 
     def eval_dict(self, e: ast.Dict, env: Obj) -> Any:
         out = self.new_dict()
@@ -317,7 +317,7 @@ def interpret(
         if (title and str(e).startswith(title)) or isinstance(e, NotImplementedError):
             raise
         # An error of a library, or of ours, about what no row of the language foresees.
-        raise Refused(f"{type(e).__name__}: {e}", where=machine.line) from e
+        raise Refused(first_line(e), where=machine.line) from e
     finally:
         noting.reset(noted)
 

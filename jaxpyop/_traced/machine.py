@@ -22,6 +22,8 @@ Forms = dict[Any, Form]  # the form of what each place holds; None is the place 
 Thunk = Callable[[], Any]
 
 _ATTEMPTS = 14
+# A function of more turns and calls than these is refused, because each becomes a part of the program.
+_MOST_STEPS = 20_000
 # The status of a frame: how a block was left. If it is not known, it is a number with a range. Outside of loops that is
 # from NORMAL to RETURN, so that what is not normal is a return.
 NORMAL, RETURN, BREAK, CONTINUE = 0, 1, 2, 3
@@ -47,6 +49,7 @@ class Machine:
         errors: the errors that the program may raise, with their numbers.
         auto: whether the function is called instead if the program might fail where Python does not.
         branches: how many sides of branches were traced.
+        steps: how many calls, and turns of loops that are unrolled, were interpreted.
         unable: why errors cannot be noted here, or nothing.
         tells_names: whether texts name the values that are not known, because they are of an error.
     """
@@ -66,11 +69,19 @@ class Machine:
         self.raised = Obj("raised", {"number": 0})
         self.errors: dict[Any, tuple[int, Exception]] = {}
         self.tells_names = self.auto = False
-        self.branches, self.unable = 0, ""
+        self.branches, self.steps, self.unable = 0, 0, ""
+
+    def counted(self, item: Any = None) -> Any:
+        """Counts a call, or the turn of a loop that begins with this item."""
+        self.steps += 1
+        if self.steps > _MOST_STEPS:
+            raise Refused(f"more than {_MOST_STEPS} calls and turns of loops are unrolled", "use jax.lax.fori_loop")
+        return item
 
     def write(self, obj: Obj, key: str, value: Any) -> None:
         """Changes a slot. Nothing else does."""
-        check_no_iterators(value)
+        if key != "items":  # each item is checked when it comes in, because all of them would take long
+            check_no_iterators(value)
         if obj.birth < self.floor[0] and obj is not self.raised:
             raise Refused(f"{self.floor[1]} changes a variable or an object of its caller", "return the value")
         self.journal[-1].setdefault((obj, key), obj.slots.get(key, UNDEF))

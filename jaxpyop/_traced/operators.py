@@ -34,7 +34,7 @@ class Operators(Machine):
     iterate: Callable[..., tuple[Any, ...]]
     length: Callable[..., Any]
 
-    def python(self, f: Callable[..., Any], *vs: Any, **kw: Any) -> Any:
+    def python(self, f: Callable[..., Any], /, *vs: Any, **kw: Any) -> Any:
         """An allowed function of Python or JAX on constants and arrays."""
         leaves = jax.tree.leaves((vs, kw))
         traced = any(isinstance(x, core.Tracer) or (callable(x) and not isinstance(x, type)) for x in leaves)
@@ -76,7 +76,7 @@ class Operators(Machine):
             return Obj(list, {"items": self.items(a) + self.items(b)})
         if isinstance(a, Obj) and a.cls is list and op is ast.Mult and type(b) is int:
             return Obj(list, {"items": self.items(a) * b})
-        raise Refused(f"{op.__name__} of a {name_of_type(a)} and a {name_of_type(b)}")
+        raise Refused(f"{op.__name__} of a {name_of_type(a)} and a {name_of_type(b)}", "call a method by its name")
 
     def _arrays(self, op: type, a: Any, b: Any) -> Any:
         x, y = self.beside(a, b)
@@ -96,7 +96,7 @@ class Operators(Machine):
     def need_constant(self, *vs: Any) -> None:
         """Refuses what is not known while JAX traces, or may do anything when Python operates on it."""
         for v in vs:
-            if isinstance(v, tuple) or type(v) is frozenset:
+            if isinstance(v, tuple) or type(v) in (set, frozenset):
                 self.need_constant(*v)
             elif not is_constant(v) and type(v) is not np.ndarray:
                 raise Refused(f"an operation on a {name_of_type(v)} that needs its value")
@@ -191,10 +191,18 @@ class Operators(Machine):
         if issubclass(type(box), type) and type(x) is not box:
             what = f"`in` of a {name_of_type(x)} and an enum, which newer Pythons look up by its value"
             raise Refused(what, "compare it with the value of each member")
-        if is_array(x) and (is_dict(box) or type(box) in (dict, set, frozenset)):
+        is_hashed = is_dict(box) or type(box) in (dict, set, frozenset)
+        if is_hashed and is_array(x):
             raise PyRaise(TypeError("unhashable type: 'jax.Array'"))
         items = tuple(map(self.outside, box)) if type(box) in (set, frozenset) else self.iterate(box)
+        if is_hashed and not isinstance(x, Num):
+            return self.place_of_key(x, items) is not None
         return self.first(len(items), lambda i: self.same_item(items[i], x), lambda _: True, lambda: False)
+
+    def place_of_key(self, key: Any, keys: Any) -> int | None:
+        """Where a dict or a set has a key, or None. Python compares hashes, too: a dtype is no key for its name."""
+        self.need_constant(key, *keys)
+        return self.python(lambda: {k: i for i, k in enumerate(keys)}.get(key))
 
     def same_item(self, a: Any, b: Any) -> Any:
         """Whether Python takes two items for the same. It first asks whether they are one object, which a NaN is, too.

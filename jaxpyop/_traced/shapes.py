@@ -161,7 +161,7 @@ class Shapes(Interpreter):
 
     # --------------------------------------------------------------- nothing is computed
 
-    def python(self, f: Callable[..., Any], *vs: Any, **kw: Any) -> Any:
+    def python(self, f: Callable[..., Any], /, *vs: Any, **kw: Any) -> Any:
         leaves, tree = jax.tree.flatten((vs, kw))
         if not any(map(is_array, leaves)):
             return super().python(f, *vs, **kw)
@@ -223,9 +223,9 @@ class Shapes(Interpreter):
             return self.number("f")
         return super()._binary(op, a, b)
 
-    def _math(self, f: Any, args: tuple[Any, ...]) -> Any:
+    def _math(self, f: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         is_known = not any(isinstance(x, Num) or is_array(x) for x in args)
-        return super()._math(f, args) if is_known else self.number(_OF_MATH.get(f.__name__, "f"))
+        return super()._math(f, args, kwargs) if is_known else self.number(_OF_MATH.get(f.__name__, "f"))
 
     def number_of(self, x: Any, kind: str = "") -> Num:
         is_float = isinstance(x, core.Tracer) and x.size == 1 and (kind == "f" or core.is_inexact(x))
@@ -241,9 +241,9 @@ class Shapes(Interpreter):
     def with_items(self, obj: Obj, f: Callable[[Any], tuple[Any, Any]]) -> Any:
         return UNKNOWN if obj.slots["items"] is UNKNOWN else super().with_items(obj, f)
 
-    def list_method(self, v: Obj, name: str, args: list[Any]) -> Any:
+    def list_method(self, v: Obj, name: str, args: list[Any], **kwargs: Any) -> Any:
         is_place = name == "index"
-        return self.number("i", 0, len(self.items(v)) - 1) if is_place else super().list_method(v, name, args)
+        return self.number("i", 0, len(self.items(v)) - 1) if is_place else super().list_method(v, name, args, **kwargs)
 
     def _constants(self, v: Any) -> Any:
         is_array_of_rows = isinstance(v, core.Tracer) and v.ndim

@@ -9,7 +9,6 @@ import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -17,9 +16,8 @@ from jaxpyop._traced.functions import Functions, contains
 from jaxpyop._traced.machine import BREAK, CONTINUE, NORMAL, RETURN
 from jaxpyop._traced.values import *
 
-# How many turns a `while` may take before its test depends on values, and how many of a `for` with a traced exit are
-# unrolled.
-_MOST_TURNS, _UNROLLED = 2000, 8
+# How many turns of a `for` with a traced exit are unrolled.
+_UNROLLED = 8
 # A loop over more constants than these becomes a loop of the program, too, if there is a branch in each turn.
 _MANY_TURNS = 64
 Loop = ast.While | ast.For
@@ -55,8 +53,8 @@ class Statements(Functions):
             try:
                 method = getattr(self, f"do_{type(s).__name__.lower()}", None)
                 if method is None:
-                    what, remedy = ast.unparse(s).splitlines()[0], "write an if" if isinstance(s, ast.Try) else ""
-                    raise Refused(f"the statement `{what}` is not in the language", remedy)
+                    remedy = "write an if" if isinstance(s, ast.Try) else "leave it out"
+                    raise Refused(f"the statement `{ast.unparse(s).splitlines()[0]}` is not in the language", remedy)
                 method(s, env)
             except Refused as e:
                 e.where = e.where or self.line
@@ -115,13 +113,6 @@ class Statements(Functions):
             raise Refused(f"`{ast.unparse(t)}` is an object that is changed in place", "write x = x + y")
         return put(self.binary(type(s.op), old, right))
 
-    def do_delete(self, s: ast.Delete, env: Obj) -> None:
-        for t in s.targets:
-            if not isinstance(t, ast.Name):
-                raise Refused("`del` of an item or an attribute", "make a new object without it")
-            self.load(t.id, env)
-            self.store(t.id, UNDEF, env)
-
     def do_return(self, s: ast.Return, env: Obj) -> None:
         self.write(env, "$ret", None if s.value is None else self.eval(s.value, env))
         self.write(env, "$status", RETURN)
@@ -178,7 +169,8 @@ class Statements(Functions):
 
     def do_while(self, s: ast.While, env: Obj) -> None:
         test = lambda: self.truth(self.eval(s.test, env))
-        for _ in range(_MOST_TURNS):
+        while True:
+            self.counted()
             t = test()
             if t is False:
                 return self.block(s.orelse, env)
@@ -192,8 +184,6 @@ class Statements(Functions):
             if status in (BREAK, RETURN):
                 return self.write(env, "$status", NORMAL if status == BREAK else status)
             self.write(env, "$status", NORMAL)
-        else:
-            raise Refused(f"a loop of more than {_MOST_TURNS} turns that does not depend on values")
         self._loop_of_program(s, env, t, test, lambda: None)
         return self._leave_loop(s, env)
 
@@ -319,14 +309,3 @@ class Statements(Functions):
         self.write(env, key, UNDEF)
         if most is None:
             self._leave_loop(s, env)
-
-    # ------------------------------------------------------------------------------- with
-
-    def do_with(self, s: ast.With, env: Obj) -> None:
-        for item in s.items:
-            call = item.context_expr
-            known = (contextlib.nullcontext, jax.named_scope)
-            if item.optional_vars or not isinstance(call, ast.Call) or self.eval(call.func, env) not in known:
-                raise Refused(f"`with {ast.unparse(item)}` is not in the language")
-            self.eval(call, env)
-        self.block(s.body, env)

@@ -242,6 +242,13 @@ STATIC = jax.jit(lambda x, n: x * (n * n % 7), static_argnums=1)
 
 TABLE.equal_all(
     {
+        "an integer of a dtype": lambda x: x * (jnp.int8(int(x)) + jnp.uint32(int(x) + 2)),
+        "a keyword f": lambda x: jax.lax.scan(f=lambda c, v: (c + v, c), init=x, xs=jnp.ones(2))[0],
+        "keywords of math": lambda x: x * math.isclose(1.0, 1.1, rel_tol=0.2) + math.prod([2, 3], start=5),
+        "a set as a text": lambda x: x * len(str({1, 2})),
+        "a dtype and its name": lambda x: (
+            x * {x.dtype: 3.0}.get(x.dtype.name, 2.0) + (x.dtype.name in {x.dtype}) * 7 + (x.dtype.name in [x.dtype])
+        ),
         "a quotient of a quotient": lambda x: 1.0 if float(x) / 3.0 / 7.0 == float(x) * 1.0 / 3.0 / 7.0 else 0.0,
         "nan by way of min": lambda x: jnp.isnan(float(min(abs(float(x)), 10.0))) * 1.0,
     }
@@ -266,6 +273,12 @@ def defaults_in_order(x):
 
 TABLE.either_all(
     {
+        "a number that a tree hands on": lambda x: (
+            lambda p: x * isinstance(jax.tree.map(lambda v: p / 3, [x])[0], float)
+        )(float(x)),
+        "a number beside a gradient": lambda x: (
+            lambda p: x * isinstance(jax.grad(lambda v: (v, p / 3), has_aux=True)(x)[1], float)
+        )(float(x)),
         "a number of NumPy beside one of Python": lambda x: x + 1 if ~(np.float64(2) * float(x) > 1) else x + 2,
         "a static argument": lambda x: STATIC(x, 100000),
         "a constant array that is asked for": lambda x: 1.0 if (INIT if x > 1 else INIT) is INIT else 0.0,  # noqa: RUF034
@@ -276,6 +289,21 @@ TABLE.either_all(
         ),
     }
 )
+
+
+@TABLE.equal
+def a_list_sorted_in_reverse(x):
+    items = [3.0, 1.0, 2.0]
+    items.sort(reverse=True)
+    return x * items[0]
+
+
+@TABLE.either
+def an_array_that_numpy_fills_on_one_path(x):
+    a = np.zeros(2)
+    if x > 1:
+        np.exp(a, out=a)
+    return x + a[0]
 
 
 @TABLE.equal

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import inspect
+import math
 import re
 import typing
 
@@ -115,6 +116,11 @@ class Plain:
     pass
 
 
+class Named(typing.NamedTuple):
+    first: float
+
+
+NAMED = Named(1.0)
 RULED = jax.custom_jvp(lambda x: x)
 
 
@@ -140,6 +146,17 @@ def a_match(x):
             return x
 
 
+def with_a_scope(x):
+    with jax.named_scope("scope"):
+        return x
+
+
+def deletes(x):
+    y = x
+    del y
+    return x
+
+
 def a_finally(x):
     try:
         return x
@@ -157,6 +174,17 @@ def an_annotation_that_calls(x):
 # Each with what the error has to name: the expression, and what is not in the language or what to write.
 NOT_IN_THE_LANGUAGE = {
     "a key of max": (lambda x: max([x, 2.0], key=abs), "arguments that are not in the language: .*key"),
+    "a key of sort": (lambda x: x * [1, 2].sort(key=abs), "list.sort with a key; write l = sorted"),
+    "a float of a complex": (lambda x: x * float(x * 1j), "the Python number of complex64"),
+    "many turns": (lambda x: x + sum(i for i in range(10**8)), "turns of loops are unrolled; use jax.lax.fori_loop"),
+    "a second array of NumPy's": (
+        lambda x: x + np.exp(np.ones(2), np.ones(2))[0],
+        "a second array of `.*, which NumPy may change",
+    ),
+    "a number in a small array": (lambda x: jnp.array([jnp.int8(1), int(x)])[1] * x, "a number of Python becomes int8"),
+    "a small array of a number": (lambda x: jnp.full_like(jnp.uint32(1), int(x)) * x, "Python becomes uint32"),
+    "an item by its place": (lambda x: x.reshape(1).item(3), "an item by its place; index the array"),
+    "a namedtuple replaced by place": (lambda x: NAMED._replace(x).first, "_replace.* takes 1 positional argument"),
     "a shift": (lambda x: x * (1 << int(x)), r"1 << int\(x\)`: LShift of Python numbers; make them arrays"),
     "a keyword twice": (lambda x: dict(a=1, **{"a": x})["a"], "multiple values for keyword"),  # noqa: PIE804
     "a remainder of floats": (lambda x: x * (float(x) % 2), "Mod of floats of Python; make one of them an array"),
@@ -164,10 +192,20 @@ NOT_IN_THE_LANGUAGE = {
     "a key that is not known": (lambda x: {3: x}[int(x)], "needs its value"),
     "a set of a value": (lambda x: x * len({0, int(x)}), "a int that is not known that needs its value"),
     "an error with a constructor of its own": (raises_one_with_keywords, "CodeError"),
+    "an enum of a value": (
+        lambda x: x * (Side(1) is Side.LEFT),
+        "a Side that is looked up by its value; write Side.NAME",
+    ),
     "an enum of numbers": (lambda x: x * (int(x) == Side.LEFT), "an enum that is a number .*; compare its value"),
     "a namedtuple with an operator": (lambda x: Pair(x) + 1.0, "a namedtuple with __add__"),
     "a rule of the user": (lambda x: RULED(x), r"RULED\(x\)`.* is not in the language"),
     "a match": (a_match, "`match` is not in the language; write an if"),
+    "a with": (with_a_scope, "with jax.named_scope.*:` is not in the language; leave it out"),
+    "a deletion": (deletes, "del y` is not in the language; leave it out"),
+    "a function of two numbers": (
+        lambda x: x * math.hypot(x, 3),
+        "math.hypot of a traced .*; use a function of jnp",
+    ),
     "a try": (a_finally, "`try:` is not in the language; write an if"),
     "an annotation that calls": (an_annotation_that_calls, "an annotation that calls something; leave it out"),
     "objects that are compared": (lambda x: x * (Plain() == Plain()), "a comparison of objects; compare their"),

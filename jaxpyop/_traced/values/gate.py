@@ -23,7 +23,7 @@ from jaxpyop._traced.values.kinds import *
 LIBRARIES = ("jax", "jaxlib", "numpy", "ml_dtypes", "builtins")
 _CONSTANTS = frozenset((bool, int, float, complex, str, bytes, type(None), type(Ellipsis)))
 _TYPES = _CONSTANTS | {
-    *(list, dict, set, frozenset, range, slice, types.MappingProxyType, types.SimpleNamespace, types.ModuleType),
+    *(list, dict, set, frozenset, range, slice, types.SimpleNamespace, types.ModuleType),
     *(types.FunctionType, types.BuiltinFunctionType, types.MethodType, functools.partial, Foreign),
 }
 _METACLASSES = (type, abc.ABCMeta, enum.EnumMeta)
@@ -164,8 +164,11 @@ def _check(why: str) -> None:
 
 # ------------------------------------------------------------------ attributes
 
-# They decide what an attribute is, although the object has one of that name.
-NOT_READ = (types.GetSetDescriptorType, types.MemberDescriptorType)
+
+def is_data_descriptor(found: Any) -> bool:
+    """Whether what stands in a class decides what an attribute is, although the object has one of that name."""
+    names = {name for c in type(found).__mro__ for name in vars(c)}
+    return "__get__" in names and not names.isdisjoint(("__set__", "__delete__"))
 
 
 def attributes_of(v: Any) -> Any:

@@ -24,6 +24,10 @@ from jax import lax
 from jaxpyop import _jaxcore as core
 
 
+def first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: " + str(error).partition("\n")[0]
+
+
 class Refused(Exception):  # noqa: N818
     """The function is not in the language.
 
@@ -52,7 +56,7 @@ class PyRaise(Refused):
 
     def __init__(self, error: Exception, sure: bool = True) -> None:
         who, remedy = ("Python", RAISING) if sure else ("JAX", "")
-        super().__init__(f"{who} raises {type(error).__name__}: {error}", remedy)
+        super().__init__(f"{who} raises {first_line(error)}", remedy)
         self.error, self.sure, self.on_a_path, self.__cause__ = error, sure, False, error
 
     def can_be_noted(self) -> bool:
