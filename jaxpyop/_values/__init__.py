@@ -2,7 +2,8 @@
 
 To be read in this order: `inputs` (what the user passes), `arguments` (how derivative rules get them), `spec` (what is
 declared, and taking a function's return value apart by it), `tout` (how it is read), `encodings` (results that the op
-returns in another form), and `cast` (a function's result becomes an array of the declared dtype).
+returns in another form), `cast` (a function's result becomes an array of the declared dtype, or is refused), and
+`hidden` (traced values that a function reads without getting them).
 """
 
 from jaxpyop._values.arguments import Arguments, spread

@@ -64,7 +64,7 @@ class Body(abc.ABC):
 
     @property
     def identity(self) -> tuple[Any, ...]:
-        """What bodies that run the same functions in the same way have in common, and no others."""
+        """Equal for bodies that run the same functions in the same way, and for no others."""
         rules = self.op.rules
         return type(self), id(self.op.func), id(rules.fwd), id(rules.vjp)
 
@@ -166,7 +166,7 @@ class DerivativeBody(Body):
     """
 
     reads_kept = False
-    """Whether `answer` reads what a run of the base kept."""
+    """Whether `answer` reads what a run of the base kept. It then converts the arrays that it needs itself."""
 
     depends_on_inputs = True
     """Whether the derivative depends on the inputs. That of a linear function does not."""

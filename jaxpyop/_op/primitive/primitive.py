@@ -69,6 +69,7 @@ def _batch(args: Sequence[Any], dims: Sequence[int | None], *, call: Call, batch
     mapped = args
     args = [a if d is None else jnp.moveaxis(a, d, 0) for a, d in zip(args, dims)]
     method, operands = call.method, call.operands
+    # All axes of a batch are those of a block, or none is.
     block = method.whole_batch and batch.block == bool(batch.sizes)
     if operands.is_conditional and dims[0] is not None and (block or batch.block):
         raise ValueError(

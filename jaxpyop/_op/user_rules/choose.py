@@ -3,9 +3,10 @@
 A derivative by rules begins with the function itself, or with a `FwdCall` in its place. A rule follows as a `RuleCall`,
 which gets inputs and results from the program, and after a `FwdCall` a receipt besides.
 
-A missing rule is a body that cannot run. In a direct call, an error is raised when its results are used. A compiled
-program that contains it is rejected at lowering and not at tracing: only by then has JAX dropped the operations whose
-results are not used.
+A missing rule is a body that cannot run. `jax.grad` of an op that has `vjp=` alone binds one, too: that of forward
+mode, which JAX transposes, and the transpose runs `vjp=`. In a direct call, an error is raised when the results of such
+a body are used. A compiled program that contains it is rejected at lowering and not at tracing: only by then has JAX
+dropped the operations whose results are not used.
 """
 
 from __future__ import annotations
