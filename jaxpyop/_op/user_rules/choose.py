@@ -133,7 +133,7 @@ class FwdCall(RecordingCall):
             operands=dataclasses.replace(source.operands, extra_results=(RECEIPT,), writes_out=False),
         )
         self.in_worker = OutcomeInWorker(source.body)
-        self.identity = hash(source.body.identity)
+        self.body_hash = hash(source.body.identity)
         self.source = source
         self.fwd = self.op.rules.fwd
         if self.fwd is not None:
@@ -179,7 +179,7 @@ class RuleCall(ReplayCall):
         super().__init__(
             rule,
             source.environment,
-            identity=hash(source.body.identity),
+            body_hash=hash(source.body.identity),
             label="jvp({})",
             on_jax=op.on_jax,
             method=method_of_rules(op),
