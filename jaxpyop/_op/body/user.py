@@ -59,6 +59,13 @@ class UserBody(Body):
         is_one = isinstance(spec.skeleton, Leaf) and spec.returned_spec is None
         self._only_leaf = spec.leaves[0] if is_one and op.output_shapes is None else None
 
+    @property
+    def identity(self) -> tuple[Any, ...]:
+        # One function may give results of other shapes for another number or text among its inputs.
+        fixed = [leaf for leaf in self.inputs.leaves if type(leaf) in (bool, int, float, str)]
+        declared = [(leaf.shape, leaf.dtype) for leaf in self.op.spec.leaves]
+        return *super().identity, repr(fixed), repr(declared)
+
     @functools.cached_property
     def arguments(self) -> Arguments:
         """The arguments of the function, as derivative rules are given them."""
