@@ -18,9 +18,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxpyop._host import Batch, runs_in_this_process
-from jaxpyop._op.body import DerivativeBody
+from jaxpyop._op.body import Body, DerivativeBody, UserBody
 from jaxpyop._op.primitive import (
     RECEIPT,
     Call,
@@ -34,7 +35,8 @@ from jaxpyop._op.request import is_differentiable, numerical
 from jaxpyop._op.user_rules.functions import JvpRule, MissingTangents, VjpRule, method_of_rules
 from jaxpyop._op.user_rules.linear import LinearCotangents, LinearTangents
 from jaxpyop._op.user_rules.numerical import NumericalBody
-from jaxpyop._op.user_rules.residuals import BwdRule, OutcomeInWorker, Residuals, protected, run_fwd, size_of
+from jaxpyop._op.user_rules.residuals import BwdRule, Residuals, protected, run_fwd, size_of
+from jaxpyop._values import Struct
 
 
 def linearize_by_rules(call: Call, perturbed: tuple[bool, ...]) -> Linearization:
@@ -159,6 +161,24 @@ class FwdCall(RecordingCall):
     def linearize(self, perturbed: tuple[bool, ...]) -> Linearization:
         # This call is bound in place of the user's call, so its derivative is made in the same way.
         return _linearize_after(self.source, self, perturbed)
+
+
+class OutcomeInWorker(Body):
+    """Runs the function of an op with `on_error=` in a worker. The last result tells whether it failed."""
+
+    def __init__(self, base: UserBody) -> None:
+        super().__init__(base.op)
+        self.base = base
+
+    def shapes(self, structs: Sequence[Struct]) -> list[Struct]:
+        return self.base.shapes(structs)
+
+    def run(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
+        outs, failed = self.base.outcome(arrays)
+        return [*outs, np.asarray(failed)]
+
+    def fills(self, arrays: Sequence[Any]) -> list[Any]:
+        return [*self.base.fills(arrays), np.asarray(True)]
 
 
 # ------------------------------------------------------------- a rule as a call
