@@ -20,14 +20,12 @@ from jaxpyop._values.cast import (
     number_rule,
 )
 from jaxpyop._values.encodings import KeyEncoding, Padded, Padding, decode, encode, padded
-from jaxpyop._values.hidden import hidden_value_error, traced_value_in
+from jaxpyop._values.hidden import PASS_IT, check_closure, hidden_value_error, traced_value_in
 from jaxpyop._values.inputs import (
-    PASS_IT,
     SLOT,
     Inputs,
     anchor_of,
     as_jax,
-    check_closure,
     copy_to_jax,
     flatten_inputs,
     give_to_jax,
