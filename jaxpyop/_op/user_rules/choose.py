@@ -32,10 +32,10 @@ from jaxpyop._op.primitive import (
     masks_and_added_axes,
 )
 from jaxpyop._op.request import is_differentiable, numerical
-from jaxpyop._op.user_rules.functions import JvpRule, MissingTangents, VjpRule, method_of_rules
 from jaxpyop._op.user_rules.linear import LinearCotangents, LinearTangents
 from jaxpyop._op.user_rules.numerical import NumericalBody
 from jaxpyop._op.user_rules.residuals import BwdRule, Residuals, protected, run_fwd, size_of
+from jaxpyop._op.user_rules.vjp_and_jvp import JvpRule, MissingTangents, VjpRule, method_of_rules
 from jaxpyop._values import Struct
 
 

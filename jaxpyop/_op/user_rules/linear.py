@@ -14,7 +14,7 @@ import numpy as np
 
 from jaxpyop._jaxcore import is_inexact
 from jaxpyop._op.body import DerivativeBody, call_with_advice, element_structs
-from jaxpyop._op.user_rules.functions import (
+from jaxpyop._op.user_rules.vjp_and_jvp import (
     cotangents_of_inputs,
     cotangents_of_results,
     has_padding_or_keys,

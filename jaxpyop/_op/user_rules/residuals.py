@@ -23,7 +23,7 @@ import numpy as np
 from jaxpyop._host import refusal
 from jaxpyop._op.body import DerivativeBody, UserBody, call_with_advice, element_structs
 from jaxpyop._op.primitive import FINGERPRINT_WORD
-from jaxpyop._op.user_rules.functions import cotangents_of_inputs, cotangents_of_results, in_structure
+from jaxpyop._op.user_rules.vjp_and_jvp import cotangents_of_inputs, cotangents_of_results, in_structure
 from jaxpyop._values import as_jax, check_fingerprints, decode, fingerprint
 
 # ------------------------------------------------------------------- residuals

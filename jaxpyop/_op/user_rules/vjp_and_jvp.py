@@ -1,7 +1,8 @@
 """The rules that are functions of the user: what `vjp=f`, `jvp=f` and `bwd` are given, and what they return.
 
 A rule gets the arguments of the function, each in its own structure, and results, cotangents and tangents in the
-structure of `Tout`. What it returns is taken apart by the same structures, and checked.
+structure of `Tout`. What it returns is taken apart by the same structures (`_values/arguments.py` has the errors about
+another structure), and checked.
 """
 
 from __future__ import annotations
