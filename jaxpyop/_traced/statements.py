@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpyop._traced.functions import Functions, contains
 from jaxpyop._traced.machine import BREAK, CONTINUE, NORMAL, RETURN
+from jaxpyop._traced.user_functions import Functions, contains
 from jaxpyop._traced.values import *
 
 # How many turns a `while` may take before its test depends on values, and how many of a `for` with a traced exit are
