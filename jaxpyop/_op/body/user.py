@@ -123,7 +123,7 @@ class UserBody(Body):
     def _advise(self, error: Exception, arrays: Sequence[Any]) -> None:
         advise(error, self.op, "func", self.op.func, lambda: self.inputs.unflatten(self._as_given(arrays)))
 
-    def written(self, arrays: Sequence[Any]) -> tuple[Sequence[Any], dict[str, Any], Any, bool] | None:
+    def for_native(self, arrays: Sequence[Any]) -> tuple[Sequence[Any], dict[str, Any], Any, bool] | None:
         spec = self.op.spec
         if spec.returned_spec is not None or any(self.inputs.key_impls):
             return None
@@ -258,8 +258,8 @@ class UserBody(Body):
 class FilledBody(UserBody):
     """The user's function, which fills arrays. They are the results, unless they are in XLA's memory already."""
 
-    def written(self, arrays: Sequence[Any]) -> tuple[Sequence[Any], dict[str, Any], Any, bool] | None:
-        if (found := super().written(arrays)) is None:
+    def for_native(self, arrays: Sequence[Any]) -> tuple[Sequence[Any], dict[str, Any], Any, bool] | None:
+        if (found := super().for_native(arrays)) is None:
             return None
         args, kwargs, returns, _ = found
         return args, {**kwargs, "out": jax.tree.map(Filled, returns)}, None, False

@@ -52,7 +52,7 @@ class _Array:
 
 def _signature(call: Call, batch: Batch, avals_in: Sequence[Any], avals_out: Sequence[Any]) -> Signature:
     op = call.op
-    written = call.body.written([_Array(k, aval.dtype) for k, aval in enumerate(avals_in)])
+    written = call.body.for_native([_Array(k, aval.dtype) for k, aval in enumerate(avals_in)])
     reasons = {
         "it is stateful, has executor= or on_error=": call.stateful or bool(op.executor) or op.failures is not None,
         "it gets jax.Arrays": call.on_jax,
