@@ -5,10 +5,10 @@ the op, makes arrays of the buffers, and runs the call on them: once, or on each
 where `executor=` says. It writes the results into XLA's memory. An error becomes text that XLA can carry, and
 `reraise` finds the exception again.
 
-Reading order: host_call (how a call runs under `vmap`, and in which surroundings), show (how texts show functions and
-values), errors, failures (`on_error=`), metrics and report_table (`report()`), pools (where a body runs), run_batch,
-guard (why JAX code in a body finds a free thread), memory (XLA's and ours), small_numbers (a mode of XLA's threads),
-at_exit (what the end of the process waits for), host (the entry from XLA).
+Reading order: host_call (what the host asks of a call; `vmap_method`s, batches and the caller's surroundings), show
+(how texts show functions and values), errors, failures (`on_error=`), metrics and report_table (`report()`), pools
+(where a body runs), run_batch, guard (why JAX code in a body finds a free thread), memory (XLA's and ours),
+small_numbers (a mode of XLA's threads), at_exit (what the end of the process waits for), host (the entry from XLA).
 """
 
 from jaxpyop._host import metrics

@@ -99,14 +99,14 @@ class Host:
         self._nbytes = sum(map(_nbytes, inputs)), sum(map(_nbytes, results[: len(results) - padding]))
 
     def on_buffers(self, ctx: Any, outs: Sequence[Any], *buffers: Any) -> None:
-        """The body of a `buffer_callback`."""
+        """What a `buffer_callback` calls."""
         if self.has_large_results:
             for out in outs:
                 expect_writing(view_of(out))
         self.enter(buffers, outs)
 
     def on_arrays(self, *arrays: Any) -> list[np.ndarray[Any, Any]]:
-        """The body of a `pure_callback` or `io_callback`."""
+        """What a `pure_callback` or `io_callback` calls."""
         outs = [np.empty(shape, dtype) for shape, dtype in self.results]
         self.enter(arrays, outs)
         return outs
@@ -119,7 +119,7 @@ class Host:
             return [np.uint32(error.number), *(np.zeros(shape, dtype) for shape, dtype in self.results)]
 
     def raise_deferred(self, ctx: Any, outs: Sequence[Any], number: Any, *aliased: Any) -> None:
-        """The body of a `buffer_callback` that raises a deferred error."""
+        """What a `buffer_callback` calls that raises a deferred error."""
         self.raise_number(number)
 
     def raise_number(self, number: Any) -> Any:
@@ -253,7 +253,7 @@ class Shared:
         self._runs: list[_Run] = []
 
     def on_buffers(self, ctx: Any, outs: Sequence[Any], *buffers: Any) -> None:
-        """The body of a `buffer_callback`."""
+        """What a `buffer_callback` calls."""
         at_exit.running.append(threading.get_ident())
         try:
             self._fill(outs, buffers)

@@ -1,4 +1,4 @@
-"""What `jaxpyop.report()` counts; `Host.enter` and `direct.run_now` note each call once.
+"""What `jaxpyop.report()` counts: `Host.enter` and, for a direct or cut call, `run_now` of `_op` note each call once.
 
 `reports` holds the reports that are open. A call looks at `metrics.reports` where it begins and where its function
 runs. If no report is open, these two looks are the whole cost. Compiled programs look when they run, so it does not
@@ -119,7 +119,7 @@ def note_call(
     nbytes: tuple[int, int] = (0, 0),
     error: BaseException | None = None,
 ) -> None:
-    """Note a call that is over. `Host.enter` and, for a direct call, `run_now` do so.
+    """Note a call that is over.
 
     Args:
         call: the call.
@@ -135,7 +135,7 @@ def note_call(
 
 
 def nbytes(arrays: Sequence[Any]) -> int:
-    """Add up the bytes of arrays. A record that is handed over in place of an array counts as zero."""
+    """Add up the bytes of arrays. What is no array, such as a number of Python, counts as zero."""
     return sum([getattr(array, "nbytes", 0) for array in arrays])
 
 

@@ -49,6 +49,7 @@ def call_op(op: Op, args: Sequence[Any], kwargs: Mapping[str, Any], when: Any = 
         outs = _stage(op, inputs, call, arrays)
     spec = op.spec
     if spec.returned_spec is not None:
+        # Of the op's own results, only typed keys have an encoding.
         outs = [out if leaf.encoding is None else leaf.encoding.wrap(out) for out, leaf in zip(outs, spec.leaves)]
     # None for Tout=None, and a new list for [].
     return jax.tree.unflatten(spec.tree, outs)

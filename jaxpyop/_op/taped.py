@@ -59,7 +59,7 @@ class TapeRecording(RecordingCall):
         operands = Operands(has_flag=has_flag, extra_results=(RECEIPT,))
         super().__init__(body, environment, label="jvp({})", has_effects=True, operands=operands)
         self.recorded = recorded
-        self.identity = hash((body.identity, recorded))
+        self.body_hash = hash((body.identity, recorded))
 
     def run_and_keep(self, arrays: Sequence[Any]) -> tuple[list[Any], Record]:
         return _recorded(self.body, arrays, self.recorded)
@@ -78,9 +78,9 @@ class TapeReplay(ReplayCall):
 
     def __init__(self, body: TapeDerivative, environment: Environment, has_flag: bool) -> None:
         operands = Operands(has_receipt=True, has_flag=has_flag, linear_inputs=body.linear_inputs)
-        identity = hash((body.base.identity, body.recorded))
-        super().__init__(body, environment, label="jvp({})", operands=operands, identity=identity)
-        self.in_worker = TapeReplayInWorker(body, operands.leading, identity)
+        body_hash = hash((body.base.identity, body.recorded))
+        super().__init__(body, environment, label="jvp({})", operands=operands, body_hash=body_hash)
+        self.in_worker = TapeReplayInWorker(body, operands.leading, body_hash)
 
     def for_worker(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> Sequence[Any] | None:
         # A record stays in its process, so a worker runs the function again where a worker ran it before.
@@ -109,21 +109,21 @@ class TapeReplayInWorker(Body):
     Args:
         body: the derivative.
         leading: how many inputs come before those of the derivative.
-        identity: that of the `TapeReplay`.
+        body_hash: the hash of the `TapeReplay`.
     """
 
-    def __init__(self, body: TapeDerivative, leading: int, identity: int) -> None:
+    def __init__(self, body: TapeDerivative, leading: int, body_hash: int) -> None:
         super().__init__(body.op)
         self.body = body
         self.leading = leading
-        self.run_identity = identity
+        self.body_hash = body_hash
 
     def shapes(self, structs: Sequence[Struct]) -> list[Struct]:
         return self.body.shapes(structs[self.leading :])
 
     def run(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
         receipt, rest = np.asarray(arrays[0]), arrays[self.leading :]
-        if int(receipt[RUN_WORD]) != hash_of_run(self.run_identity, self.body.split(rest)[0]):
+        if int(receipt[RUN_WORD]) != hash_of_run(self.body_hash, self.body.split(rest)[0]):
             # The receipt of the other branch of a `cond`.
             return self.body.absent_results(rest)
         return self.body.answer(None, receipt, rest)
@@ -169,14 +169,14 @@ class TapeDerivative(DerivativeBody):
         # A record may move arrays to where they are needed, whatever `jax_transfer_guard` says.
         return _jaxcore.with_transfers(self._derivative, kept, arrays)
 
-    def _derivative(self, taken: Record, arrays: Sequence[Any]) -> list[Any]:
+    def _derivative(self, kept: Record, arrays: Sequence[Any]) -> list[Any]:
         primals, _, linear = self.split(arrays)
         results = self.base.shapes(primals)
         if self.nonzero is None:
-            found = taken.pushforward(as_jax(self.per_input(linear)))
+            found = kept.pushforward(as_jax(self.per_input(linear)))
             pairs = self.wanted([pair for pair in zip(results, found) if is_inexact(pair[0])])
         else:
-            found = taken.pullback(as_jax(self.per_result(linear, results)))
+            found = kept.pullback(as_jax(self.per_result(linear, results)))
             pairs = [pair for *pair, wanted in zip(primals, found, self.perturbed) if wanted]
         # Zeros on the device would take longer to make.
         return [np.zeros(like.shape, like.dtype) if value is None else value for like, value in pairs]

@@ -4,9 +4,9 @@ A program is cut at its Python calls, as in `jaxpyop.jit`. `jax.export` serializ
 callback. Everything between them is plain data: which values each step reads, and what each Python call was asked for.
 A Python function is stored by name alone, and a file never decides which functions may be called.
 
-Reading order: `exported` (what users call), `file_format` (bytes, and nested values), `plan_as_data` (the steps of a
-program: segments, Python calls, loops), `call_as_data` (one Python call), `function_names` (how a function is found
-again).
+Reading order: `exported` (what users call), `file_format` (bytes, and nested values), `structures` (pytrees),
+`plan_as_data` (the steps of a program: segments, Python calls, loops), `call_as_data` (one Python call),
+`function_names` (how a function is found again).
 """
 
 from jaxpyop._saved.exported import export, load

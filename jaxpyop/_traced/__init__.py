@@ -23,11 +23,11 @@ error in a slot (`Machine.check`), which branches and loops carry like any other
 out. At its end, the op calls Python to raise the error. Where a range shows that it does not come to that, there is no
 check. What raises always, or looks like a mistake, is refused.
 
-**To read**, in this order: `values` (`kinds`: what a variable may hold; `forms`: how two values become one;
-`numbers`), `machine` (errors, branches and loops), `operators`, `containers` (items and attributes), `calls`,
-`functions`, `statements`, `interpreter` (expressions, and the way in). `loop` is a loop on values as a primitive of
-JAX. Each class of `machine` to `interpreter` adds a part of the language to the class before. Whatever does not know a
-kind of value refuses it. `shapes` is the interpreter for the shapes of results alone.
+**To read**, in this order: `values` (`kinds`: what a variable may hold; `forms`: how two values become one; `numbers`),
+`machine` (errors, branches and loops), `operators`, `containers` (items and attributes), `calls`, `user_functions`,
+`statements`, `interpreter` (expressions, and the way in). `loop` is a loop on values as a primitive of JAX. Each class
+of `machine` to `interpreter` adds a part of the language to the class before. Whatever does not know a kind of value
+refuses it. `shapes` is the interpreter for the shapes of results alone.
 
 **To add a function** that may be called:
 
@@ -40,8 +40,8 @@ kind of value refuses it. `shapes` is the interpreter for the shapes of results 
   a list or a dict is written in `containers`.
 
 **To add a statement** or an expression: a method `do_...` in `statements` or `eval_...` in `interpreter`, with the name
-of its class in `ast` in lower case (`do_functiondef` is in `functions`). If it gives values to names,
-`functions.local_names` must know it. If it is a loop, it treats the status of the frame as `do_while` does.
+of its class in `ast` in lower case (`do_functiondef` is in `user_functions`). If it gives values to names,
+`user_functions.local_names` must know it. If it is a loop, it treats the status of the frame as `do_while` does.
 
 **To add a kind of value**: a `Kind` in `values.kinds`. If it has parts and does not change, its row in `forms.split`,
 and otherwise its cases in `form_of`, `Flattening` and `Filling`. Then what operators, attributes, iteration, functions

@@ -12,8 +12,8 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpyop._traced.functions import Functions, contains
 from jaxpyop._traced.machine import BREAK, CONTINUE, NORMAL, RETURN
+from jaxpyop._traced.user_functions import Functions, contains
 from jaxpyop._traced.values import *
 
 # How many turns of a `for` with a traced exit are unrolled.

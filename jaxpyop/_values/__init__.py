@@ -2,7 +2,8 @@
 
 To be read in this order: `inputs` (what the user passes), `arguments` (how derivative rules get them), `spec` (what is
 declared, and taking a function's return value apart by it), `tout` (how it is read), `encodings` (results that the op
-returns in another form), and `cast` (a function's result becomes an array of the declared dtype).
+returns in another form), `cast` (a function's result becomes an array of the declared dtype, or is refused), and
+`hidden` (traced values that a function reads without getting them).
 """
 
 from jaxpyop._values.arguments import Arguments, spread
@@ -19,14 +20,12 @@ from jaxpyop._values.cast import (
     number_rule,
 )
 from jaxpyop._values.encodings import KeyEncoding, Padded, Padding, decode, encode, padded
-from jaxpyop._values.hidden import hidden_value_error, traced_value_in
+from jaxpyop._values.hidden import PASS_IT, check_closure, hidden_value_error, traced_value_in
 from jaxpyop._values.inputs import (
-    PASS_IT,
     SLOT,
     Inputs,
     anchor_of,
     as_jax,
-    check_closure,
     copy_to_jax,
     flatten_inputs,
     give_to_jax,

@@ -4,6 +4,8 @@ Such a value has no value when the function runs, and the function is then refus
 a derivative leaves out what the derivative does not need, and it takes a value that came by another way for a constant:
 the function would never run, and the derivative would be zero. So the function is refused where it is traced.
 
+`check_closure` looks at the variables that the function reads, and names the one that has such a value.
+
 A run on types finds each use. `traced_value_in` is for functions that need values before, so that such a run ends,
 which all functions of NumPy arrays do. It refuses what they hold, used or not. It does not find what is in an object
 in a global variable of a library's module.
@@ -19,21 +21,37 @@ import gc
 import sys
 import types
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import jax
 import numpy as np
 
 from jaxpyop import _jaxcore
-from jaxpyop._functions import closure_of, codes_in, defaults_of, names_in
+from jaxpyop._functions import closure_of, codes_in, defaults_of, names_in, reads_of
 from jaxpyop._native import is_native
-from jaxpyop._values.inputs import PASS_IT
+from jaxpyop._values.inputs import holds_traced
+
+PASS_IT = "pass it through inp, and take it as an argument of func"
 
 # Nothing is looked for in these, unless a subclass has attributes, and not in more objects than so many.
 _CONSTANTS = (str, bytes, int, float, complex, type(None), np.generic, np.dtype)
 _ATOMS = (*_CONSTANTS, types.CodeType, types.FrameType, types.TracebackType)
 _MAX_OBJECTS = 100_000
+
+
+def check_closure(func: Callable[..., Any] | None, title: str, what: str = "func") -> None:
+    """Check that an eager function, or a rule such as `vjp=`, does not close over a traced value.
+
+    Raises:
+        ValueError: it does; the error names the variable.
+    """
+    for name, value in reads_of(func):
+        if holds_traced(value):
+            raise ValueError(
+                f"{title}: {what} uses {name!r} from the code around it, which is or holds a traced value ({value}) "
+                f"and has no value when {what} runs; {PASS_IT} (mode='traced' of py_function may close over it)"
+            )
 
 
 def traced_value_in(func: Any) -> Any:

@@ -11,7 +11,7 @@ import dataclasses
 import enum
 import functools
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -19,7 +19,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpyop import _jaxcore
-from jaxpyop._functions import reads_of
 from jaxpyop._host import SCRATCH
 from jaxpyop._values.tout import is_extended_precision
 
@@ -58,9 +57,19 @@ class static:  # noqa: N801  # reads as the function that it is to users
     """
 
     def __init__(self, value: Any, /) -> None:
-        if any(map(_jaxcore.is_live, _leaves(value))):
+        if holds_traced(value):
             raise TypeError(f"jaxpyop.static: {value} is traced, and has no value yet; pass it through inp as it is")
         self.value = value
+
+
+def holds_traced(value: Any) -> bool:
+    """Tell whether a value is or holds a traced value, as a leaf."""
+    try:
+        leaves = jax.tree.leaves(value)
+    except Exception:
+        # No traced value can be found in a user's pytree that does not flatten.
+        return False
+    return any(map(_jaxcore.is_live, leaves))
 
 
 _CONTAINERS = (dict, list, tuple, type(None))
@@ -202,34 +211,6 @@ def flatten_inputs(inp: Sequence[Any], kwargs: dict[str, Any], title: str) -> tu
     arrays = [part for part in found if part is not None]
     key_impls = tuple([impl for _, impl in arrays])
     return [array for array, _ in arrays], Inputs(tree, fixed, key_impls)
-
-
-# ----------------------------------------------------- traced values in closures
-
-
-def _leaves(value: Any) -> list[Any]:
-    try:
-        return jax.tree.leaves(value)
-    except Exception:
-        # No traced value can be found in a user's pytree that does not flatten.
-        return []
-
-
-PASS_IT = "pass it through inp, and take it as an argument of func"
-
-
-def check_closure(func: Callable[..., Any] | None, title: str, what: str = "func") -> None:
-    """Check that an eager function, or a rule such as `vjp=`, does not close over a traced value.
-
-    Raises:
-        ValueError: it does; the error names the variable.
-    """
-    for name, value in reads_of(func):
-        if any(map(_jaxcore.is_live, _leaves(value))):
-            raise ValueError(
-                f"{title}: {what} uses {name!r} from the code around it, which is or holds a traced value ({value}) "
-                f"and has no value when {what} runs; {PASS_IT} (mode='traced' of py_function may close over it)"
-            )
 
 
 # ------------------------------------------------------------- jax.Array values

@@ -2,8 +2,8 @@
 
 There is one `Leaf` per result. A function may return something else than its op: a padded result is one array of the
 function and two of the op. Then there are two specs. The op's own has a leaf for each of the op's arrays. Its
-`returned_spec` has a leaf for each value that the function returns, and the leaves there have an encoding (`padding`)
-that turns the one into the other.
+`returned_spec` has a leaf for each value that the function returns, and some of these leaves have an encoding (see
+`encodings`), which turns the one into the other.
 
 `match` flattens what a function returned by the structure of `Tout`, and names the place where the two differ.
 """

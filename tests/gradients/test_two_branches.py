@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import jaxpyop
-from jaxpyop import numpy_function, py_function
+from jaxpyop import numpy_function, py_function, static
 from tests.shared.checks import close
 from tests.shared.tables import rows
 
@@ -38,6 +38,10 @@ def fails_below_minus_one(x):
     if x < -1:
         raise ValueError("below -1")
     return jnp.sin(x)
+
+
+def multiples(x, count):
+    return jnp.sin(x) * jnp.arange(1.0, count + 1)
 
 
 # An op, and the same function of JAX.
@@ -64,6 +68,14 @@ KINDS = {
     "pair": (
         lambda x: numpy_function(square, [x], F, vjp=(lambda x: (x**2, {"x": x}), lambda kept, c: 2 * kept["x"] * c)),
         lambda x: x * x,
+    ),
+    "one function, two results": (
+        lambda x: py_function(multiples, [x, static(2)], jnp.zeros(2)).sum(),
+        lambda x: 3 * jnp.sin(x),
+    ),
+    "one function, three results": (
+        lambda x: py_function(multiples, [x, static(3)], jnp.zeros(3)).sum(),
+        lambda x: 6 * jnp.sin(x),
     ),
     "on_error": (
         lambda x: py_function(fails_below_minus_one, [x], F, on_error=0.0),
@@ -97,7 +109,12 @@ def check(first, second):
 @pytest.mark.parametrize(
     ("first", "second"),
     rows(
-        itertools.combinations_with_replacement(KINDS, 2), [("two inputs", "two results"), ("looks at values", "pair")]
+        itertools.combinations_with_replacement(KINDS, 2),
+        [
+            ("two inputs", "two results"),
+            ("looks at values", "pair"),
+            ("one function, two results", "one function, three results"),
+        ],
     ),
 )
 def test_a_call_in_each_branch(first, second):

@@ -1,8 +1,8 @@
 """Where a body runs: on the calling thread, on threads of an executor, or in workers that share no memory.
 
-Reading order: executors (what `executor=` takes; calls inside bodies), threads, engines (what differs between pools of
-processes, Dask and others; add a new one there), job (what a worker does, and `timeout=`), sending (also in which
-chunks, and what becomes of lost jobs), workers.
+Reading order: executors (what `executor=` takes; calls inside bodies), threads, shared (files that workers open),
+engines (what differs between pools of processes, Dask and others; add a new one there), job (what a worker does, and
+`timeout=`), sending (also in which chunks, and what becomes of lost jobs), workers.
 """
 
 from jaxpyop._host.pools.executors import (

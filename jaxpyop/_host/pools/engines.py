@@ -112,7 +112,7 @@ class Engine:
     def _send(self, job: Any, shared: Sequence[Any]) -> Any:
         return self.executor.submit(job, *shared)
 
-    def lose(self, lost: Sequence[Any], error: BaseException) -> tuple[Sequence[Any], bool]:
+    def suspects(self, lost: Sequence[Any], error: BaseException) -> tuple[Sequence[Any], bool]:
         """Return which lost jobs may be why a worker died, and whether that is sure of each of them.
 
         Args:
@@ -167,7 +167,7 @@ class Processes(Engine):
         self._processes |= self.executor._processes or {}
         return future
 
-    def lose(self, lost: Sequence[Any], error: BaseException) -> tuple[Sequence[Any], bool]:
+    def suspects(self, lost: Sequence[Any], error: BaseException) -> tuple[Sequence[Any], bool]:
         """Return the jobs of the processes that died by themselves; if nobody knows these, all that ran."""
         if self._notes is None:
             return lost, False
@@ -270,9 +270,9 @@ class Dask(Engine):
         self._client.loop.add_callback(hand_on)
         return ours
 
-    def lose(self, lost: Sequence[Any], error: BaseException) -> tuple[Sequence[Any], bool]:
+    def suspects(self, lost: Sequence[Any], error: BaseException) -> tuple[Sequence[Any], bool]:
         """Return those that had begun: after some deaths, Dask also gives up a job that only waited there."""
-        super().lose(lost, error)
+        super().suspects(lost, error)
         self._begun += [future.theirs.key for future in lost]
         event = importlib.import_module("distributed").Event
         ran = isinstance(error, LostWorkerError)

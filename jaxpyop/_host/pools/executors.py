@@ -198,15 +198,15 @@ def _returned_by(function: Callable[[], Any]) -> Any:
     return found
 
 
-def new_executor_of(op: Any, gone: Any, home: int) -> Executor | None:
+def new_executor_of(op: Any, gone: Any, index: int) -> Executor | None:
     """Another executor in the place of one that broke; None if the user gave no function that returns one.
 
     Args:
         op: the op.
         gone: the one that broke.
-        home: its number, if the user gave a list.
+        index: its number, if the user gave a list.
     """
-    given = op.executor[home] if isinstance(op.executor, (list, tuple)) else op.executor
+    given = op.executor[index] if isinstance(op.executor, (list, tuple)) else op.executor
     if not callable(given) or isinstance(given, Executor):
         return None
     with _lock, contextlib.suppress(TypeError):

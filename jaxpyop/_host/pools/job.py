@@ -1,4 +1,4 @@
-"""What one task does in a worker: it runs a body on one element, on a block, or on a chunk of elements.
+"""What one job does in a worker: it runs a body on one element, on a block, or on a chunk of elements.
 
 A worker may be another process, so a job carries the body by pickle, and NumPy arrays both ways.
 """

@@ -1,8 +1,8 @@
 """Sends jobs to workers, a few at a time, and takes their results; what was lost with a worker is sent again.
 
-If a worker dies, only the elements that it ran may be to blame. `Engine.lose` says which jobs these are. If such a job
-has several elements, they are sent again one at a time. If a pool does not know which of its jobs it was, half as many
-of them run at a time.
+If a worker dies, only the elements that it ran may be to blame. `Engine.suspects` says which jobs these are. If such a
+job has several elements, they are sent again one at a time. If a pool does not know which of its jobs it was, half as
+many of them run at a time.
 """
 
 from __future__ import annotations
@@ -82,7 +82,8 @@ class Sending:
         at_once: whether they may run at the same time.
         most: how many elements a chunk may have, unless the user gives a number.
 
-    Attributes: `homes` executors, of which the one with the number of an element modulo `homes` runs it.
+    Attributes:
+        executor_count: how many executors there are. An element runs on the one with its number modulo this one.
     """
 
     def __init__(
@@ -102,7 +103,7 @@ class Sending:
         self._repeats = bool(call.op.retries or call.op.timeout)
         self._engines = list(map(self._engine_of, executor if isinstance(executor, list) else [executor]))
         self._all_engines = [*self._engines]
-        self.homes = len(self._engines)
+        self.executor_count = len(self._engines)
         self._under_way: dict[Any, Task] = {}
         self._done: queue.SimpleQueue[Any] = queue.SimpleQueue()
         # What is sent after the tasks that never were.
@@ -200,7 +201,7 @@ class Sending:
     def _size_of_chunk(self, task: Task) -> int:
         if given := self._call.op.chunksize:
             return given
-        if self.homes > 1:
+        if self.executor_count > 1:
             # The elements of a worker are known, so they go in one chunk.
             return len(task.numbers)
         if not self._share:
@@ -211,22 +212,22 @@ class Sending:
         return max(1, min(most, self._share))
 
     def _submitted(self, task: Task) -> Any:
-        job, home = task.job_with_inputs(), task.numbers.start % self.homes
+        job, index = task.job_with_inputs(), task.numbers.start % self.executor_count
         while True:
-            task.engine = self._engines[home]
+            task.engine = self._engines[index]
             try:
                 return task.engine.submit(job, task.shared)
             except Exception as error:
                 # The pool broke before it took the job.
-                if not means_lost_worker(error) or not self._renew(home):
+                if not means_lost_worker(error) or not self._renew(index):
                     raise
 
-    def _renew(self, home: int) -> bool:
+    def _renew(self, index: int) -> bool:
         """Go on with another executor, if the function that the user gave returns one."""
-        executor = new_executor_of(self._call.op, self._engines[home].executor, home)
+        executor = new_executor_of(self._call.op, self._engines[index].executor, index)
         if executor is not None:
-            self._engines[home] = self._engine_of(executor)
-            self._all_engines.append(self._engines[home])
+            self._engines[index] = self._engine_of(executor)
+            self._all_engines.append(self._engines[index])
         return executor is not None
 
     def _finish(self, future: Any) -> None:
@@ -270,9 +271,9 @@ class Sending:
         engine, lost = task.engine, {future: task}
         if is_pool := isinstance(error, concurrent.futures.BrokenExecutor):
             lost |= self._lost_with(engine)
-        suspects, is_sure = engine.lose(list(lost), error)
-        home = task.numbers.start % self.homes
-        if is_pool and engine is self._engines[home] and not self._renew(home):
+        suspects, is_sure = engine.suspects(list(lost), error)
+        index = task.numbers.start % self.executor_count
+        if is_pool and engine is self._engines[index] and not self._renew(index):
             raise error
         # Workers may die again and again before they run anything, such as by their initializer.
         self._unexplained = 0.0 if suspects else self._unexplained + (1 if is_pool else 1 / (2 * self._workers()))

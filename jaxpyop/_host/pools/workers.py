@@ -53,9 +53,9 @@ def run_elements_in_workers(
             rows = [not each.is_shared_by_all for each in inputs]
             job = dataclasses.replace(job_for(executor, call), batch=batch, rows=rows)
         # On several executors, elements that run in batch order go one at a time.
-        in_order = sending.homes > 1 and not at_once
-        for first in range(batch.count if in_order else min(sending.homes, batch.count)):
-            numbers = range(first, first + 1 if in_order else batch.count, sending.homes)
+        in_order = sending.executor_count > 1 and not at_once
+        for first in range(batch.count if in_order else min(sending.executor_count, batch.count)):
+            numbers = range(first, first + 1 if in_order else batch.count, sending.executor_count)
             yield Task(job, shared, numbers, rows_of, lambda number: [each.one(number) for each in inputs])
 
     sending.run(tasks())

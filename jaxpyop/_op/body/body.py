@@ -64,7 +64,7 @@ class Body(abc.ABC):
 
     @property
     def identity(self) -> tuple[Any, ...]:
-        """What bodies that run the same functions in the same way have in common, and no others."""
+        """Equal for bodies that run the same functions in the same way, and for no others."""
         rules = self.op.rules
         return type(self), id(self.op.func), id(rules.fwd), id(rules.vjp)
 
@@ -105,8 +105,8 @@ class Body(abc.ABC):
     ) -> None:
         """Raise unless results from a worker have the shapes that were promised for the inputs `arrays`."""
 
-    def written(self, arrays: Sequence[Any]) -> tuple[Sequence[Any], dict[str, Any], Any, bool] | None:
-        """What the body calls its function with and makes of what that returns, for a call without Python.
+    def for_native(self, arrays: Sequence[Any]) -> tuple[Sequence[Any], dict[str, Any], Any, bool] | None:
+        """What the body does, for a call of its function without Python (`primitive/native.py`).
 
         Args:
             arrays: what stands for the inputs of the body.
@@ -114,7 +114,7 @@ class Body(abc.ABC):
         Returns:
             The positional and keyword arguments; the structure of what the function returns, with the number of a
             result, or -1, in the place of each array; and whether None and numbers stand for arrays there. None if
-            more is done than such a call.
+            the body does more than to call its function.
         """
         return None
 
@@ -166,7 +166,7 @@ class DerivativeBody(Body):
     """
 
     reads_kept = False
-    """Whether `answer` reads what a run of the base kept."""
+    """Whether `answer` reads what a run of the base kept. It then converts the arrays that it needs itself."""
 
     depends_on_inputs = True
     """Whether the derivative depends on the inputs. That of a linear function does not."""

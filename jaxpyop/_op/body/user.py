@@ -60,6 +60,13 @@ class UserBody(Body):
         is_one = isinstance(spec.skeleton, Leaf) and spec.returned_spec is None
         self._only_leaf = spec.leaves[0] if is_one and op.output_shapes is None else None
 
+    @property
+    def identity(self) -> tuple[Any, ...]:
+        # One function may give results of other shapes for another number or text among its inputs.
+        fixed = [leaf for leaf in self.inputs.leaves if type(leaf) in (bool, int, float, str)]
+        declared = [(leaf.shape, leaf.dtype) for leaf in self.op.spec.leaves]
+        return *super().identity, repr(fixed), repr(declared)
+
     @functools.cached_property
     def arguments(self) -> Arguments:
         """The arguments of the function, as derivative rules are given them."""
@@ -117,7 +124,7 @@ class UserBody(Body):
     def _advise(self, error: Exception, arrays: Sequence[Any]) -> None:
         advise(error, self.op, "func", self.op.func, lambda: self.inputs.unflatten(self._as_given(arrays)))
 
-    def written(self, arrays: Sequence[Any]) -> tuple[Sequence[Any], dict[str, Any], Any, bool] | None:
+    def for_native(self, arrays: Sequence[Any]) -> tuple[Sequence[Any], dict[str, Any], Any, bool] | None:
         spec = self.op.spec
         if spec.returned_spec is not None or any(self.inputs.key_impls):
             return None
@@ -268,8 +275,8 @@ class UserBody(Body):
 class FilledBody(UserBody):
     """The user's function, which fills arrays. They are the results, unless they are in XLA's memory already."""
 
-    def written(self, arrays: Sequence[Any]) -> tuple[Sequence[Any], dict[str, Any], Any, bool] | None:
-        if (found := super().written(arrays)) is None:
+    def for_native(self, arrays: Sequence[Any]) -> tuple[Sequence[Any], dict[str, Any], Any, bool] | None:
+        if (found := super().for_native(arrays)) is None:
             return None
         args, kwargs, returns, _ = found
         return args, {**kwargs, "out": jax.tree.map(Filled, returns)}, None, False

@@ -1,8 +1,9 @@
 """One JAX primitive for every host call: the Call protocol, the primitive, and its rules.
 
 To be read in this order: `call` (what every call has), `primitive` (binding, direct calls and vmap), `lowering` (the
-transport from a compiled program to the host), `differentiate` (which calls make up a derivative), `records` (the store
-of what a forward pass keeps for a backward pass), `recording` (the calls that keep and read it).
+transport from a compiled program to the host), `native` (calls without Python), `differentiate` (which calls make up a
+derivative), `records` (the store of what a forward pass keeps for a backward pass), `recording` (the calls that keep
+and read it).
 """
 
 from jaxpyop._op.primitive import differentiate, lowering

@@ -52,7 +52,7 @@ class _Array:
 
 def _signature(call: Call, batch: Batch, ctx: Any) -> Signature:
     op, avals_in, avals_out = call.op, ctx.avals_in, ctx.avals_out
-    written = call.body.written([_Array(k, aval.dtype) for k, aval in enumerate(avals_in)])
+    written = call.body.for_native([_Array(k, aval.dtype) for k, aval in enumerate(avals_in)])
     reasons = {
         "it is stateful, has executor= or on_error=": call.stateful or bool(op.executor) or op.failures is not None,
         # Random numbers would be others on each device.

@@ -69,6 +69,7 @@ def _batch(args: Sequence[Any], dims: Sequence[int | None], *, call: Call, batch
     mapped = args
     args = [a if d is None else jnp.moveaxis(a, d, 0) for a, d in zip(args, dims)]
     method, operands = call.method, call.operands
+    # All axes of a batch are those of a block, or none is.
     block = method.whole_batch and batch.block == bool(batch.sizes)
     if operands.is_conditional and dims[0] is not None and (block or batch.block):
         raise ValueError(
@@ -160,7 +161,7 @@ def _copied(values: Sequence[Any], call: Call, like: Any, keep_numpy: bool = Fal
 
 def _run(call: Call, arrays: list[Any], batch: Batch, like: Any) -> list[Any]:
     if batch.sizes and not batch.block:
-        return _run_elements(call, arrays, batch, like)
+        return _run_and_stack(call, arrays, batch, like)
     found: list[Any] = []
     run_once(call, arrays, batch.sizes, lambda values: found.extend(_copied(values, call, like)))
     for k, value in enumerate(found if batch.block else ()):
@@ -169,8 +170,8 @@ def _run(call: Call, arrays: list[Any], batch: Batch, like: Any) -> list[Any]:
     return found
 
 
-def _run_elements(call: Call, arrays: list[Any], batch: Batch, like: Any) -> list[Any]:
-    """Run each element. The first one decides which shapes the results have."""
+def _run_and_stack(call: Call, arrays: list[Any], batch: Batch, like: Any) -> list[Any]:
+    """Run each element, and stack their results, all of which have the shapes of the first one."""
     columns: list[Any] = list(zip(*results_of_elements(call, arrays, batch)))
     if not batch.count:
         columns = [np.empty((0, *s.shape), s.dtype) for s in call.shapes(structs_of(arrays, batch))]

@@ -21,12 +21,12 @@ from jaxpyop._values import as_jax, fingerprint
 TOKEN_WORD, FINGERPRINT_WORD, RUN_WORD = range(3)
 
 
-def hash_of_run(identity: int, inputs: Sequence[Any]) -> int:
-    """The word by which a receipt names what ran: the functions, and the types of their inputs.
+def hash_of_run(body_hash: int, inputs: Sequence[Any]) -> int:
+    """The word by which a receipt names what ran: the body, by its hash, and the types of its inputs.
 
-    Every process gives the same word, because the hash of numbers does not depend on the process.
+    A worker that is given the same hash gets the same word, because the hash of numbers does not depend on the process.
     """
-    return hash((identity, *[(a.shape, ord(a.dtype.kind), a.dtype.itemsize) for a in inputs])) % 2**32
+    return hash((body_hash, *[(a.shape, ord(a.dtype.kind), a.dtype.itemsize) for a in inputs])) % 2**32
 
 
 class RecordingCall(Call):
@@ -35,10 +35,10 @@ class RecordingCall(Call):
     A kind of recording call passes `extra_results=(RECEIPT,)`, and defines `run_and_keep`.
 
     Attributes:
-        identity: a hash of the functions that run. The calls that replay the record have the same.
+        body_hash: a hash of what the body runs. The calls that replay the record have the same.
     """
 
-    identity: int
+    body_hash: int
 
     def run_and_keep(self, arrays: Sequence[Any]) -> tuple[list[Any], Any]:
         """Run, and return the results and what is kept, which may be None."""
@@ -58,7 +58,7 @@ class RecordingCall(Call):
 
     def receipt(self, inputs: Sequence[Any], outs: Sequence[Any], kept: Any, failed: bool) -> np.ndarray[Any, Any]:
         """Put what is kept into the store, and return the receipt."""
-        run = hash_of_run(self.identity, inputs)
+        run = hash_of_run(self.body_hash, inputs)
         if failed:
             return np.array([NO_RUN, FAILED, run], RECEIPT.dtype)
         token = NO_RECORD
@@ -78,17 +78,17 @@ class ReplayCall(Call):
 
     Args:
         body: the derivative.
-        identity: that of the recording call whose receipts this one gets.
+        body_hash: the hash of the recording call whose receipts this one gets.
     """
 
-    def __init__(self, body: DerivativeBody, *args: Any, identity: int, **options: Any) -> None:
+    def __init__(self, body: DerivativeBody, *args: Any, body_hash: int, **options: Any) -> None:
         super().__init__(body, *args, **options)
-        self.identity = identity
+        self.body_hash = body_hash
 
     def __call__(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
         if not self.operands.has_receipt:
             return super().__call__(arrays, lead)
-        body, receipt, rest = self.body, self.own(arrays), arrays[self.operands.leading :]
+        body, receipt, rest = self.body, self.own_receipt(arrays), arrays[self.operands.leading :]
         if _has_failed(receipt):
             return body.fills(rest)
         token = int(receipt[TOKEN_WORD])
@@ -103,7 +103,7 @@ class ReplayCall(Call):
         except Exception as error:
             return body.after_failure(error, rest)
 
-    def own(self, arrays: Sequence[Any]) -> np.ndarray[Any, Any]:
+    def own_receipt(self, arrays: Sequence[Any]) -> np.ndarray[Any, Any]:
         """The receipt among the inputs, or zeros if the other branch of a `cond` made it.
 
         Under `vmap`, a `cond` also runs the backward pass of the branch that an element did not take, and hands over
@@ -111,13 +111,13 @@ class ReplayCall(Call):
         """
         leading = self.operands.leading
         receipt, inputs = np.asarray(arrays[0]), arrays[leading : leading + len(self.body.perturbed)]
-        return receipt if receipt[RUN_WORD] == hash_of_run(self.identity, inputs) else np.zeros_like(receipt)
+        return receipt if receipt[RUN_WORD] == hash_of_run(self.body_hash, inputs) else np.zeros_like(receipt)
 
     def for_worker(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> Sequence[Any] | None:
         if not self.operands.has_receipt:
             return super().for_worker(arrays, lead)
         # Without a run nothing is sent.
-        return None if self.own(arrays)[TOKEN_WORD] == NO_RUN else arrays[self.operands.leading :]
+        return None if self.own_receipt(arrays)[TOKEN_WORD] == NO_RUN else arrays[self.operands.leading :]
 
 
 def _has_failed(receipt: np.ndarray[Any, Any]) -> bool:

@@ -3,9 +3,10 @@
 A derivative by rules begins with the function itself, or with a `FwdCall` in its place. A rule follows as a `RuleCall`,
 which gets inputs and results from the program, and after a `FwdCall` a receipt besides.
 
-A missing rule is a body that cannot run. In a direct call, an error is raised when its results are used. A compiled
-program that contains it is rejected at lowering and not at tracing: only by then has JAX dropped the operations whose
-results are not used.
+A missing rule is a body that cannot run. `jax.grad` of an op that has `vjp=` alone binds one, too: that of forward
+mode, which JAX transposes, and the transpose runs `vjp=`. In a direct call, an error is raised when the results of such
+a body are used. A compiled program that contains it is rejected at lowering and not at tracing: only by then has JAX
+dropped the operations whose results are not used.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxpyop._host import Batch, runs_in_this_process
-from jaxpyop._op.body import DerivativeBody
+from jaxpyop._op.body import Body, DerivativeBody, UserBody
 from jaxpyop._op.primitive import (
     RECEIPT,
     Call,
@@ -30,10 +32,11 @@ from jaxpyop._op.primitive import (
     masks_and_added_axes,
 )
 from jaxpyop._op.request import is_differentiable, numerical
-from jaxpyop._op.user_rules.functions import JvpRule, MissingTangents, VjpRule, method_of_rules
 from jaxpyop._op.user_rules.linear import LinearCotangents, LinearTangents
 from jaxpyop._op.user_rules.numerical import NumericalBody
-from jaxpyop._op.user_rules.residuals import BwdRule, OutcomeInWorker, Residuals, protected, run_fwd, size_of
+from jaxpyop._op.user_rules.residuals import BwdRule, Residuals, protected, run_fwd, size_of
+from jaxpyop._op.user_rules.vjp_and_jvp import JvpRule, MissingTangents, VjpRule, method_of_rules
+from jaxpyop._values import Struct
 
 
 def linearize_by_rules(call: Call, perturbed: tuple[bool, ...]) -> Linearization:
@@ -132,7 +135,7 @@ class FwdCall(RecordingCall):
             operands=dataclasses.replace(source.operands, extra_results=(RECEIPT,), writes_out=False),
         )
         self.in_worker = OutcomeInWorker(source.body)
-        self.identity = hash(source.body.identity)
+        self.body_hash = hash(source.body.identity)
         self.source = source
         self.fwd = self.op.rules.fwd
         if self.fwd is not None:
@@ -160,6 +163,24 @@ class FwdCall(RecordingCall):
         return _linearize_after(self.source, self, perturbed)
 
 
+class OutcomeInWorker(Body):
+    """Runs the function of an op with `on_error=` in a worker. The last result tells whether it failed."""
+
+    def __init__(self, base: UserBody) -> None:
+        super().__init__(base.op)
+        self.base = base
+
+    def shapes(self, structs: Sequence[Struct]) -> list[Struct]:
+        return self.base.shapes(structs)
+
+    def run(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
+        outs, failed = self.base.outcome(arrays)
+        return [*outs, np.asarray(failed)]
+
+    def fills(self, arrays: Sequence[Any]) -> list[Any]:
+        return [*self.base.fills(arrays), np.asarray(True)]
+
+
 # ------------------------------------------------------------- a rule as a call
 
 
@@ -178,7 +199,7 @@ class RuleCall(ReplayCall):
         super().__init__(
             rule,
             source.environment,
-            identity=hash(source.body.identity),
+            body_hash=hash(source.body.identity),
             label="jvp({})",
             on_jax=op.on_jax,
             method=method_of_rules(op),

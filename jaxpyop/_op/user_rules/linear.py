@@ -14,7 +14,7 @@ import numpy as np
 
 from jaxpyop._jaxcore import is_inexact
 from jaxpyop._op.body import DerivativeBody, call_with_advice, element_structs
-from jaxpyop._op.user_rules.functions import (
+from jaxpyop._op.user_rules.vjp_and_jvp import (
     cotangents_of_inputs,
     cotangents_of_results,
     has_padding_or_keys,
@@ -36,13 +36,13 @@ class LinearTangents(DerivativeBody):
         moved = [(np.zeros_like(x) if is_inexact(x) else x) if t is None else t for x, t in pairs]
         return self.wanted([value for value in self.base.run(moved, lead) if is_inexact(value)])
 
-    def written(self, arrays: Sequence[Any]) -> tuple[Sequence[Any], dict[str, Any], Any, bool] | None:
+    def for_native(self, arrays: Sequence[Any]) -> tuple[Sequence[Any], dict[str, Any], Any, bool] | None:
         if not all(map(is_inexact, self.op.spec.leaves)) or self.results is not None:
             return None
         inputs, _, tangents = self.split(arrays)
         pairs = zip(inputs, self.per_input(tangents))
         zero = lambda x: dataclasses.replace(x, is_zero=True) if is_inexact(x) else x
-        return self.base.written([zero(x) if t is None else t for x, t in pairs])
+        return self.base.for_native([zero(x) if t is None else t for x, t in pairs])
 
 
 class LinearCotangents(DerivativeBody):
@@ -58,7 +58,7 @@ class LinearCotangents(DerivativeBody):
         found = call_with_advice(self.op, "transpose", self.func, (cotangents,), {})
         return cotangents_of_inputs(self.base, "transpose", found, with_lead(inputs, lead), self.perturbed)
 
-    def written(self, arrays: Sequence[Any]) -> tuple[Sequence[Any], dict[str, Any], Any, bool] | None:
+    def for_native(self, arrays: Sequence[Any]) -> tuple[Sequence[Any], dict[str, Any], Any, bool] | None:
         if has_padding_or_keys(self.base) or not all(self.nonzero or ()):
             return None
         inputs, _, given = self.split(arrays)

@@ -5,7 +5,7 @@ through the program. Residuals may be any object, such as an LU factorisation or
 another process. A program may slice, reverse or mix the receipts of a batch like any array, so that each element has
 residuals of its own, and `fwd` and `bwd` run once for each.
 
-Reading order: what is kept, how `fwd` runs, the body of `bwd`; and what a worker runs for an op with `on_error=`.
+Reading order: what is kept, how `fwd` runs, the body of `bwd`.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from typing import Any
 import numpy as np
 
 from jaxpyop._host import refusal
-from jaxpyop._op.body import Body, DerivativeBody, UserBody, call_with_advice, element_structs
+from jaxpyop._op.body import DerivativeBody, UserBody, call_with_advice, element_structs
 from jaxpyop._op.primitive import FINGERPRINT_WORD
-from jaxpyop._op.user_rules.functions import cotangents_of_inputs, cotangents_of_results, in_structure
-from jaxpyop._values import Struct, as_jax, check_fingerprints, decode, fingerprint
+from jaxpyop._op.user_rules.vjp_and_jvp import cotangents_of_inputs, cotangents_of_results, in_structure
+from jaxpyop._values import as_jax, check_fingerprints, decode, fingerprint
 
 # ------------------------------------------------------------------- residuals
 
@@ -156,24 +156,3 @@ class BwdRule(DerivativeBody):
             given = decode(self.op, given, outputs)
         found = call_with_advice(self.op, "bwd of vjp", self.func, (residuals, in_structure(self.op, given)), {})
         return cotangents_of_inputs(self.base, "bwd of vjp", found, element_structs(inputs), self.perturbed)
-
-
-# ---------------------------------------------------------------------- failures
-
-
-class OutcomeInWorker(Body):
-    """Runs the function of an op with `on_error=` in a worker. The last result tells whether it failed."""
-
-    def __init__(self, base: UserBody) -> None:
-        super().__init__(base.op)
-        self.base = base
-
-    def shapes(self, structs: Sequence[Struct]) -> list[Struct]:
-        return self.base.shapes(structs)
-
-    def run(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
-        outs, failed = self.base.outcome(arrays)
-        return [*outs, np.asarray(failed)]
-
-    def fills(self, arrays: Sequence[Any]) -> list[Any]:
-        return [*self.base.fills(arrays), np.asarray(True)]

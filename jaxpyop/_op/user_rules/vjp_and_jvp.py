@@ -1,7 +1,8 @@
 """The rules that are functions of the user: what `vjp=f`, `jvp=f` and `bwd` are given, and what they return.
 
 A rule gets the arguments of the function, each in its own structure, and results, cotangents and tangents in the
-structure of `Tout`. What it returns is taken apart by the same structures, and checked.
+structure of `Tout`. What it returns is taken apart by the same structures (`_values/arguments.py` has the errors about
+another structure), and checked.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class JvpRule(DerivativeBody):
         found = self.func(*args) if traced else call_with_advice(self.op, "jvp", self.func, args, {})
         return tangents_of_results(self.op, found, with_lead(outputs, lead), traced)
 
-    def written(self, arrays: Sequence[Any]) -> tuple[Sequence[Any], dict[str, Any], Any, bool] | None:
+    def for_native(self, arrays: Sequence[Any]) -> tuple[Sequence[Any], dict[str, Any], Any, bool] | None:
         if has_padding_or_keys(self.base) or not all(map(is_inexact, self.op.spec.leaves)):
             return None
         inputs, outputs, tangents = self.split(arrays)
@@ -83,7 +84,7 @@ class VjpRule(DerivativeBody):
         found = self.func(*args) if traced else call_with_advice(self.op, "vjp", self.func, args, {})
         return cotangents_of_inputs(self.base, "vjp", found, with_lead(inputs, lead), self.perturbed, traced)
 
-    def written(self, arrays: Sequence[Any]) -> tuple[Sequence[Any], dict[str, Any], Any, bool] | None:
+    def for_native(self, arrays: Sequence[Any]) -> tuple[Sequence[Any], dict[str, Any], Any, bool] | None:
         if has_padding_or_keys(self.base):
             return None
         inputs, outputs, cotangents = self.split(arrays)
