@@ -9,6 +9,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -112,6 +113,13 @@ class Statements(Functions):
         if any(isinstance(a, (Obj, list, dict, set, np.ndarray)) for a in alts):
             raise Refused(f"`{ast.unparse(t)}` is an object that is changed in place", "write x = x + y")
         return put(self.binary(type(s.op), old, right))
+
+    def do_delete(self, s: ast.Delete, env: Obj) -> None:
+        for t in s.targets:
+            if not isinstance(t, ast.Name):
+                raise Refused("`del` of an item or an attribute", "make a new object without it")
+            self.load(t.id, env)
+            self.store(t.id, UNDEF, env)
 
     def do_return(self, s: ast.Return, env: Obj) -> None:
         self.write(env, "$ret", None if s.value is None else self.eval(s.value, env))
@@ -309,3 +317,14 @@ class Statements(Functions):
         self.write(env, key, UNDEF)
         if most is None:
             self._leave_loop(s, env)
+
+    # ------------------------------------------------------------------------------- with
+
+    def do_with(self, s: ast.With, env: Obj) -> None:
+        for item in s.items:
+            call = item.context_expr
+            known = (contextlib.nullcontext, jax.named_scope)
+            if item.optional_vars or not isinstance(call, ast.Call) or self.eval(call.func, env) not in known:
+                raise Refused(f"`with {ast.unparse(item)}` is not in the language", "leave it out")
+            self.eval(call, env)
+        self.block(s.body, env)

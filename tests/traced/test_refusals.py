@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import enum
 import inspect
-import math
 import re
+import threading
 import typing
 
 import jax
@@ -121,6 +121,7 @@ class Named(typing.NamedTuple):
 
 
 NAMED = Named(1.0)
+LOCK = threading.Lock()
 RULED = jax.custom_jvp(lambda x: x)
 
 
@@ -146,15 +147,9 @@ def a_match(x):
             return x
 
 
-def with_a_scope(x):
-    with jax.named_scope("scope"):
+def with_a_lock(x):
+    with LOCK:
         return x
-
-
-def deletes(x):
-    y = x
-    del y
-    return x
 
 
 def a_finally(x):
@@ -200,12 +195,7 @@ NOT_IN_THE_LANGUAGE = {
     "a namedtuple with an operator": (lambda x: Pair(x) + 1.0, "a namedtuple with __add__"),
     "a rule of the user": (lambda x: RULED(x), r"RULED\(x\)`.* is not in the language"),
     "a match": (a_match, "`match` is not in the language; write an if"),
-    "a with": (with_a_scope, "with jax.named_scope.*:` is not in the language; leave it out"),
-    "a deletion": (deletes, "del y` is not in the language; leave it out"),
-    "a function of two numbers": (
-        lambda x: x * math.hypot(x, 3),
-        "math.hypot of a traced .*; use a function of jnp",
-    ),
+    "a with": (with_a_lock, "`with LOCK` is not in the language; leave it out"),
     "a try": (a_finally, "`try:` is not in the language; write an if"),
     "an annotation that calls": (an_annotation_that_calls, "an annotation that calls something; leave it out"),
     "objects that are compared": (lambda x: x * (Plain() == Plain()), "a comparison of objects; compare their"),

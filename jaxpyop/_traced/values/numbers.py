@@ -260,6 +260,8 @@ def num_unary(op: type, v: Num) -> Num:
 # one of the second is infinite. Where one of the third is, or any is no number, it raises a ValueError.
 _TOTAL = {"fabs": lax.abs, **{name: getattr(lax, name) for name in ("tanh", "atan", "asinh", "erf", "erfc")}}
 _GROWING = {name: getattr(lax, name) for name in ("exp", "expm1", "sinh", "cosh")}
+_OF_TWO = {"hypot": jnp.hypot, "atan2": lax.atan2}
+_SCALED = {"radians": math.pi / 180, "degrees": 180 / math.pi}
 _PARTIAL_NAMES = "sin", "cos", "tan", "asin", "acos", "sqrt", "log", "log1p", "acosh", "atanh"
 _PARTIAL = {name: getattr(lax, name) for name in _PARTIAL_NAMES} | {"log10": jnp.log10, "log2": jnp.log2}
 _MATH: dict[str, Callable[..., Any]] = _TOTAL | _GROWING | _PARTIAL
@@ -273,6 +275,13 @@ def math_function(name: str, v: Any, *rest: Any) -> Any:
         return Num("b", wide(_TESTS[name], raw(v, "f")))
     if not rest and name in _TO_INT:
         return to_int(_TO_INT[name], v)
+    if len(rest) == 1 and name in _OF_TWO:
+        x, y = raw(v, "f"), raw(rest[0], "f")
+        val = wide(_OF_TWO[name], x, y)
+        _check_overflow(val, x, y, text="math range error")
+        return Num("f", _exact(val))
+    if name in _SCALED and not rest:
+        return num_binary(ast.Mult, num_binary(ast.Add, v, 0.0), _SCALED[name])
     if rest or name not in _MATH:
         where = "jnp" if hasattr(jnp, name) else "jax.scipy.special"
         raise Refused(f"math.{name} of a traced number is not in the language", f"use a function of {where}")
