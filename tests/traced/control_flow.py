@@ -52,6 +52,18 @@ TABLE.equal_all(
     slow=True,
 )
 
+
+@TABLE.equal
+def a_named_scope_and_a_deletion(x):
+    with jax.named_scope("twice"):
+        y = 2 * x
+    if y > 1:
+        y = -y
+    z = y
+    del y
+    return z
+
+
 # ------------------------------------------------------------------------ loops
 
 

@@ -129,6 +129,7 @@ TABLE.equal_all(
         "an int of an integer array": lambda x: jnp.arange(9.0)[int(x.astype(int))] * x,
         "divided by what is positive": lambda x: x * (1 / (abs(float(x)) + 1.0) + 1 / (float(x) ** 2 + 1)),
         "a root of a size": lambda x: x * abs(float(x)) ** 0.5,
+        "math of two values": lambda x: x * math.hypot(x, 3) + math.atan2(x, 2) + math.radians(x) if x > 1 else x,
         "math of Python numbers": lambda x: x * math.sqrt(2.0) if x > 3 else x * math.pi,
     },
     slow=True,
