@@ -65,7 +65,7 @@ class HostStep:
 
     def _refuse(self, k: int, out: Any, aval: Any) -> None:
         sizes = self._batch.sizes
-        self._call.check(k, out.shape, aval.shape[len(sizes) :], sizes)
+        self._call.check_shape(k, out.shape, aval.shape[len(sizes) :], sizes)
         origin = self._call.op.origin_of_array(k)
         raise TypeError(f"{self._call.title}: {origin} {out.dtype} where {aval.dtype} was declared")
 

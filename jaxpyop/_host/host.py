@@ -189,7 +189,7 @@ class Host:
         inputs = [self._take(a) for a in arrays]
         if self._is_plain:
             # The kinds of calls are in `_op`: `UserCall`, `RecordingCall`, `ReplayCall`, and those of the user's rules.
-            store(outs, self._shapes, ..., self.call(inputs), self.call.check)
+            store(outs, self._shapes, ..., self.call(inputs), self.call.check_shape)
         else:
             self._run(inputs, outs)
         if self._lends:
@@ -202,11 +202,11 @@ class Host:
             arrays = [*arrays, *map(view_of, own)]
             batch = batch.with_inputs(lambda mask: (*mask, *(True for _ in own)))
         if not batch.sizes or batch.block:
-            whole = lambda values: store(outs, self._shapes, ..., values, call.check)
+            whole = lambda values: store(outs, self._shapes, ..., values, call.check_shape)
             run_once(call, arrays, batch.sizes, whole)
             return
         rows = [view.reshape(batch.count, *view.shape[len(batch.sizes) :]) for view in map(view_of, own)]
-        run_elements(call, arrays, batch, lambda at, values: store(rows, self._shapes, at, values, call.check))
+        run_elements(call, arrays, batch, lambda at, values: store(rows, self._shapes, at, values, call.check_shape))
 
 
 def take_back(lent: list[Any], call: HostCall) -> None:

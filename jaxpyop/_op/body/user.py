@@ -65,7 +65,7 @@ class UserBody(Body):
         # One function may give results of other shapes for another number or text among its inputs.
         fixed = [leaf for leaf in self.inputs.leaves if type(leaf) in (bool, int, float, str)]
         declared = [(leaf.shape, leaf.dtype) for leaf in self.op.spec.leaves]
-        return *super().identity, repr(fixed), repr(declared)
+        return *super().identity, repr(fixed), *declared
 
     @functools.cached_property
     def arguments(self) -> Arguments:

@@ -183,11 +183,11 @@ class Call:
         name = "inputs of the derivative" if self.body.linear_inputs else "inputs"
         return {name: values[self.operands.leading :]}
 
-    def check(self, index: int, shape: tuple[int, ...], expected: tuple[int, ...], lead: tuple[int, ...] = ()) -> None:
-        """Raise an error about a result of the wrong shape."""
+    def check_shape(self, k: int, shape: tuple[int, ...], wanted: tuple[int, ...], lead: tuple[int, ...] = ()) -> None:
+        """Raise unless result `k` has the shape that it must have, after the batch axes `lead`."""
         source = self.body.shape_source
         said = f"assumed, {source}" if source else "declared"
-        check_shape(shape, Leaf(TOKEN, expected), lead, said, self.op.origin_of_array(index), self.title)
+        check_shape(shape, Leaf(TOKEN, wanted), lead, said, self.op.origin_of_array(k), self.title)
 
     # --------------------------------------------------------------- its derivative
 

@@ -166,7 +166,7 @@ def _run(call: Call, arrays: list[Any], batch: Batch, like: Any) -> list[Any]:
     run_once(call, arrays, batch.sizes, lambda values: found.extend(_copied(values, call, like)))
     for k, value in enumerate(found if batch.block else ()):
         if value.shape[: len(batch.sizes)] != batch.sizes:
-            call.check(k, value.shape, call.shapes(structs_of(arrays, batch))[k].shape, batch.sizes)
+            call.check_shape(k, value.shape, call.shapes(structs_of(arrays, batch))[k].shape, batch.sizes)
     return found
 
 
