@@ -197,10 +197,11 @@ def test_the_backward_pass_is_compiled_when_it_has_come_back():
 
 
 def test_advice_about_cheap_elements():
-    for method, advice in (("sequential", "vmap_method='expand_dims' runs it once for the batch"), ("expand_dims", "")):
-        op = jax.vmap(numpy_op(np.negative, None, vmap_method=method))
-        assert advice in (found := counted(lambda: op(jnp.ones(1000)))["sine"]["advice"]), method  # noqa: B023
-        assert bool(found) == bool(advice)
+    """It compares times, and a busy machine may stop a function for a while."""
+    looping, block = (jax.vmap(numpy_op(np.negative, None, vmap_method=m)) for m in ("sequential", "expand_dims"))
+    advice = lambda op: {counted(lambda: op(jnp.ones(1000)))["sine"]["advice"] for _ in range(20)}
+    assert any("vmap_method='expand_dims' runs it once for the batch" in found for found in advice(looping))
+    assert advice(block) == {""}
 
 
 @pytest.mark.slow
