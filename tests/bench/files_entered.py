@@ -80,7 +80,7 @@ def repeated(jit, op):
 def table():
     """For each row: its name, what was entered, and how many files and changes of file there may be."""
     lowering, first_run, later_run = gradient()
-    yield "jit(grad) of a py_function: trace and lower", lowering, (29, 175)
+    yield "jit(grad) of a py_function: trace and lower", lowering, (29, 180)
     yield "  its first run, which differentiates operations", first_run, (22, 156)
     yield "  a later run", later_run, (20, 100)
     negative = lambda **options: lambda x: jaxpyop.numpy_function(np.negative, [x], jnp.float32, **options)
