@@ -69,7 +69,8 @@ def _stage(op: Op, inputs: Inputs, call: UserCall, arrays: Sequence[Any]) -> lis
         given = arrays[call.operands.leading :]
         call.body.check_uses(given)
         if not op.stateful and call.body.may_use_traced_values(given):
-            # No program leaves out an op with effects. So if the function uses them, it runs, and that raises.
+            # As an op with effects it cannot be left out of a derivative. So it runs, and raises where it uses a value
+            # that was traced.
             call = UserCall(dataclasses.replace(op, stateful=True), inputs, has_flag=call.operands.has_flag)
         return bind(call, *map(without_weak_type, arrays))
 

@@ -108,7 +108,8 @@ KNOWN = OF_JAX | {id(f): f for f, _ in CONTROL} | {id(jax.debug.callback): jax.d
 OF_TREES = _named(jax.tree, _TREE) | _named(jax.tree_util, _TREE_UTIL) | _named(lax, "stop_gradient switch")
 # They return a function. JAX keeps what it made of a function under `jit` or `checkpoint`.
 TRANSFORMS = _named(jax, "checkpoint grad hessian jacfwd jacrev jit value_and_grad vmap")
-# They may hand on a number that a function returns to them, which then is one of Python, and no array.
+# These may return a result of a function that they call as it is: a number of Python, where other functions of JAX
+# return an array.
 HANDS_ON = OF_TREES | TRANSFORMS | _named(jax, "jvp linearize vjp")
 KEPT_BY_JAX = _named(jax, "checkpoint jit")
 OF_NUMPY = _named(np, _NUMPY) | _named(jnp, "finfo iinfo")

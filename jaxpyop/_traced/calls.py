@@ -29,7 +29,7 @@ class Calls(Containers):
     """Calls of everything but functions of the user, which `Functions` interprets."""
 
     call_user: Callable[..., Any]
-    # Whether the functions that JAX is given return to one that may hand their results on.
+    # Whether JAX gets a function for one of `allowed.HANDS_ON`.
     hands_on = False
 
     def call(self, f: Any, args: Any, kwargs: Any) -> Any:
@@ -341,7 +341,8 @@ def _raise(where: str, primals: Any, tangents: Any) -> Any:
 
 # The dtypes that a float of Python becomes in one step, or by way of a float32 without another rounding.
 _OF_FLOATS = ("float32", "float64", "complex64", "complex128")
-# The dtypes of arrays that a number of Python meets as it does in Python.
+# An array of one of these dtypes takes a number of Python without another conversion. One of a smaller dtype may wrap
+# it or round it twice.
 _WIDE = (*_OF_FLOATS, "bool", "int32", "int64")
 
 

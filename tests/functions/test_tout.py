@@ -67,7 +67,7 @@ class Batch:
 
 
 @jax.tree_util.register_pytree_node_class
-class Unsorted(dict):  # type: ignore[type-arg]
+class Unsorted(dict):
     def tree_flatten(self):
         return tuple(self.values()), tuple(self)
 

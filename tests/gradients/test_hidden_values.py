@@ -323,7 +323,7 @@ FAST = [
     *itertools.product(OPS, ["object"]),
     ("branching", "library"),
 ]
-# The kinds of ops take the ways in turn.
+# Each kind of op has every fourth way, since all pairs would take long. The next kind has the ways that follow.
 PAIRS = [(op, way) for i, op in enumerate(OPS) for k, way in enumerate(WAYS) if (i + k) % 4 == 0 or (op, way) in FAST]
 
 

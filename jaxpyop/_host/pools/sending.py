@@ -83,7 +83,7 @@ class Sending:
         most: how many elements a chunk may have, unless the user gives a number.
 
     Attributes:
-        executor_count: how many executors there are. An element runs on the one with its number modulo this one.
+        executor_count: how many executors there are. Element n runs on executor n modulo this number.
     """
 
     def __init__(

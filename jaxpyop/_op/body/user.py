@@ -196,9 +196,9 @@ class UserBody(Body):
             self.shapes(structs)
 
     def may_use_traced_values(self, arrays: Sequence[Any]) -> bool:
-        """Tell whether the function holds traced values in a program without derivatives, and it is not known for what.
+        """Tell whether the function holds traced values, in a program without derivatives, and may use them.
 
-        JAX may take the derivative of this program later, when nobody can tell that they were traced.
+        JAX may take the derivative of this program later. The values look like any others then.
         """
         if not _jaxcore.is_in_a_program() or _jaxcore.may_leave_out() or traced_value_in(self._held) is None:
             return False

@@ -33,8 +33,8 @@ class Operands:
         has_flag: the next input is the flag of `when=`.
         is_conditional: the flag says whether to run. After a receipt it does not, because the receipt says more.
         linear_inputs: how many inputs, at the end, are tangents or cotangents in which the call is linear, so that it
-            is its own derivative there. The batching rule gives these the full size of a batch. It is the number of
-            the body, or 0 for a call that records a run of a derivative.
+            is its own derivative there. The batching rule gives these the full size of a batch. The body says how many;
+            a call that records a run of a derivative has none.
         extra_results: the results that come after the body's: the receipt of a record.
         writes_out: result buffers are appended to the inputs; the body fills them and returns nothing.
         leading: how many inputs come before those of the body.

@@ -166,7 +166,7 @@ def _check(why: str) -> None:
 
 
 def is_data_descriptor(found: Any) -> bool:
-    """Whether what stands in a class decides what an attribute is, although the object has one of that name."""
+    """Tell whether an attribute of a class goes before one of the same name in the object, as a property does."""
     names = {name for c in type(found).__mro__ for name in vars(c)}
     return "__get__" in names and not names.isdisjoint(("__set__", "__delete__"))
 
