@@ -2,19 +2,22 @@
 
 While Python exits, it ends each thread that comes back to Python code. If that is a thread of XLA's in the middle of a
 call, the process is aborted, with status 134. JAX waits at exit for programs with effects only. So the exit also waits
-for the functions that run in other programs, and for those that begin meanwhile. It cannot know of a program that has
-not come to its function yet, if all its results were dropped.
+for the functions that run in other programs, for results that are not there yet, and for all that the main thread
+began. It cannot know of a program of another thread that has not come to its function yet, if all its results were
+dropped.
 """
 
 from __future__ import annotations
 
 import atexit
 import ctypes
+import os
 import time
 import weakref
 from typing import Any, Protocol
 
 import jax
+import numpy as np
 
 
 class Awaiting(Protocol):
@@ -31,6 +34,9 @@ running: list[int] = []
 awaiting: weakref.WeakSet[Awaiting] = weakref.WeakSet()
 # Whether a program of the process has a function, and whether it is too late to begin one.
 state = {"used": False, "over": False}
+if hasattr(os, "register_at_fork"):
+    # A forked child has none of XLA's threads.
+    os.register_at_fork(after_in_child=lambda: state.update(used=False))
 
 # Seconds that the exit waits: `_MAX_SECONDS` for functions and results, `_PATIENCE` for calls of other devices, and
 # `_GRACE` for the function of a program that waited for another one, or for functions that were told to end. The last
@@ -39,6 +45,19 @@ _MAX_SECONDS = 10.0
 _PATIENCE = 0.5
 _GRACE = 0.1
 _RETURN = 0.02
+
+
+def _end_of_main() -> list[jax.Array]:
+    """Return arrays that are computed once all programs that the main thread began are done.
+
+    A device runs the programs that one thread began in their order, whether somebody holds their results or not. Those
+    of one device and those of several are two such orders.
+    """
+    devices = jax.local_devices()
+    mesh = jax.make_mesh((len(devices),), ("devices",), devices=devices)
+    places = [*devices, jax.sharding.NamedSharding(mesh, jax.P("devices"))] if len(devices) > 1 else devices
+    end, zeros = jax.jit(lambda x: -x), np.zeros(len(devices), np.float32)
+    return [end(jax.device_put(zeros, place)) for place in places]
 
 
 def _is_computed(array: Any) -> bool:
@@ -50,7 +69,7 @@ def _wait() -> None:
     if not state["used"]:
         return
     began = quiet = time.monotonic()
-    pending, patience = jax.live_arrays(), _RETURN
+    pending, patience = [*jax.live_arrays(), *_end_of_main()], _RETURN
     while (now := time.monotonic()) < began + _MAX_SECONDS:
         pending = [array for array in pending if not _is_computed(array)]
         if running or pending:

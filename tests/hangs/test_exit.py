@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from tests.shared.processes import run_python
+from tests.shared.processes import on_devices, run_python
 
 pytestmark = pytest.mark.slow
 
@@ -74,6 +74,24 @@ def test_an_exception_of_the_program_is_all_that_is_shown(program):
     assert re.fullmatch(frames, done.stderr)
     assert done.returncode == 1
     assert done.stdout.split() == ["begin", "end"] * 2
+
+
+DROPPED = """
+mesh = jax.make_mesh((len(jax.devices()),), ("i",))
+if place == "mesh":
+    program = jax.jit(jax.shard_map(program, in_specs=jax.P(), out_specs=jax.P(), mesh=mesh, check_vma=False))
+start = jax.device_put(start, jax.NamedSharding(mesh, jax.P()) if place == "mesh" else jax.devices()[place])
+long = jax.jit(lambda x: jax.lax.fori_loop(0, 300, lambda i, x: jnp.sin(x @ x), x))
+jax.block_until_ready([long(start), program(start)])
+program(program(long(start)))
+"""
+
+
+@pytest.mark.parametrize(("devices", "place", "runs"), [(1, 0, 3), (2, 1, 3), (2, "mesh", 6)], ids=str)
+def test_a_program_whose_results_were_dropped_ends(devices, place, runs):
+    done = run_python(START + f"place = {place!r}\n" + DROPPED, timeout=40, check=False, **on_devices(devices))
+    assert (done.stderr, done.returncode) == ("", 0)
+    assert done.stdout.count("begin") == done.stdout.count("end") == runs
 
 
 LATE = """
