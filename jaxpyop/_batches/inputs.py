@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpyop import _jaxcore
+from jaxpyop import _dtypes
 
 API = "jaxpyop.map_batches"
 Array: TypeAlias = np.ndarray[Any, Any]
@@ -211,7 +211,7 @@ def _as_jax_has_it(x: Array, what: str) -> Array:
     """
     if x.dtype.kind == "m" or not (jnp.issubdtype(x.dtype, np.number) or x.dtype == np.bool_):
         raise TypeError(f"{API}: {what} has the dtype {x.dtype}; expected numbers")
-    dtype = _jaxcore.canonical_dtype(x.dtype.newbyteorder("="))
+    dtype = _dtypes.canonical_dtype(x.dtype.newbyteorder("="))
     if x.size and x.dtype != dtype and x.dtype.kind in "iu":
         limits = np.iinfo(dtype)
         if x.min() < limits.min or x.max() > limits.max:

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpyop import _jaxcore
+from jaxpyop import _dtypes, _jaxcore, _settings, _sharding
 from jaxpyop._host import strip_library_frames
 from jaxpyop._op import run_now
 from jaxpyop._values import anchor_of, copy_to_jax
@@ -43,7 +43,7 @@ class HostStep:
         if self._waits:
             jax.effects_barrier()
         # If the user turned on a check for NaNs or a transfer guard, JAX's public functions move the arrays, and check.
-        keep_numpy = self._keep_numpy and not _jaxcore.looks_at_transfers()
+        keep_numpy = self._keep_numpy and not _settings.looks_at_transfers()
         try:
             outs = run_now(self._call, args, self._batch, hold_records=False, keep_numpy=keep_numpy)
         except BaseException as error:
@@ -72,12 +72,12 @@ class HostStep:
     def _placed(self, out: jax.Array, like: Any) -> jax.Array:
         if out.weak_type:
             out = jax.lax.convert_element_type(out, out.dtype)
-        is_chosen, is_wanted = _jaxcore.is_committed(out), _jaxcore.is_committed(like)
+        is_chosen, is_wanted = _sharding.is_committed(out), _sharding.is_committed(like)
         if is_chosen and not is_wanted:
             # The function chose a device, or imported memory that something else may write into. Under `jax.jit` the
             # inputs alone decide where a result is. Only a copy by way of NumPy can go wherever JAX wants it.
             return copy_to_jax(np.asarray(out), like)
-        return _jaxcore.placed_like(out, like) if is_wanted else out
+        return _sharding.placed_like(out, like) if is_wanted else out
 
 
 # ------------------------------------------------------------ loops and conds
@@ -103,7 +103,7 @@ class LoopStep:
         # A loop with no turn returns its inputs. They are copied, because the results of a program share no memory.
         outs = [jnp.copy(out) if any(out is a for a in args) else out for out in self._run(args)]
         # The branches of a cond may differ in weak types, and so may the start of a loop and its turns.
-        return [_jaxcore.with_weak_type(out, v.aval) for out, v in zip(outs, self._eqn.outvars, strict=True)]
+        return [_dtypes.with_weak_type(out, v.aval) for out, v in zip(outs, self._eqn.outvars, strict=True)]
 
 
 def _cond(eqn: Any, params: dict[str, Any], plan: _Plan) -> _Run:
@@ -149,10 +149,10 @@ def _scan(eqn: Any, params: dict[str, Any], plan: _Plan) -> _Run:
     number = jax.ShapeDtypeStruct((), np.int32)
     # Without a turn there are no rows, and JAX could not trace how a turn takes one.
     planned: Any = (
-        plan(_jaxcore.make_jaxpr(turn, [*map(_jaxcore.struct_of, avals), number]), donated) if length else None
+        plan(_jaxcore.make_jaxpr(turn, [*map(_dtypes.struct_of, avals), number]), donated) if length else None
     )
     # The results of the loop may have a weak type.
-    zeros = lambda: [_jaxcore.with_weak_type(jnp.zeros(aval.shape, aval.dtype), aval) for aval in stacked]
+    zeros = lambda: [_dtypes.with_weak_type(jnp.zeros(aval.shape, aval.dtype), aval) for aval in stacked]
     start = jax.jit(lambda: [*zeros(), jnp.int32(0)])
 
     def run(args: Sequence[Any]) -> Sequence[Any]:

@@ -14,7 +14,7 @@ from typing import Any
 
 import jax
 
-from jaxpyop import _jaxcore
+from jaxpyop import _dtypes, _jaxcore, _sharding
 from jaxpyop._op import python_call_p
 
 
@@ -64,7 +64,9 @@ def inlined(closed: Any) -> Program:
     inputs = list(_jaxcore.jaxpr_of(closed).invars)
     if jax.process_count() > 1:
         raise StaysWhole("several processes run the program together")
-    if _jaxcore.is_explicit_mesh(jax.sharding.get_abstract_mesh()) or any(_jaxcore.is_explicit(v.aval) for v in inputs):
+    if _sharding.is_explicit_mesh(jax.sharding.get_abstract_mesh()) or any(
+        _sharding.is_explicit(v.aval) for v in inputs
+    ):
         raise StaysWhole("the types of its arrays say how they are sharded (a mesh of Explicit axes)")
     inliner = _Inliner()
     outputs = inliner.distinct(inliner.enter(closed, inputs), inputs)
@@ -122,7 +124,7 @@ class _Inliner:
         found: dict[Any, None] = {}
         for x in outputs:
             if isinstance(x, _jaxcore.Literal) or x in found or x in inputs or x in self.constants:
-                copied = _jaxcore.make_jaxpr(lambda x: [jax.lax.copy_p.bind(x)], [_jaxcore.struct_of(x.aval)])
+                copied = _jaxcore.make_jaxpr(lambda x: [jax.lax.copy_p.bind(x)], [_dtypes.struct_of(x.aval)])
                 (x,) = self.enter(copied, [x])
             found[x] = None
         return list(found)

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpyop import _jaxcore
+from jaxpyop import _dtypes, _jaxcore, _settings, _sharding
 from jaxpyop._cut.inline import StaysWhole
 from jaxpyop._cut.plan import Options, plan_of
 from jaxpyop._host import original_of, strip_library_frames
@@ -86,7 +86,7 @@ class CutFunction:
             if _jaxcore.program_count(self._jit) == known:
                 self._whole_programs = known
             return result
-        if self._reason or not _jaxcore.at_top_level() or _jaxcore.jax_config.jax_disable_jit:
+        if self._reason or not _jaxcore.at_top_level() or _settings.jax_config.jax_disable_jit:
             return self._jit(*args, **kwargs)
         leaves, key = self._signature(args, kwargs)
         if leaves is None:
@@ -136,7 +136,7 @@ class CutFunction:
         return tuple(a for k, a in enumerate(args) if k not in static), rest, tuple(key)
 
     def _loops_for(self, leaves: Sequence[Any]) -> str:
-        if _jaxcore.is_one_cpu() or _jaxcore.has_callbacks(_jaxcore.client_of(leaves)):
+        if _jaxcore.is_one_cpu() or _jaxcore.has_callbacks(_sharding.client_of(leaves)):
             return self._options.loops
         return "python"
 
@@ -228,8 +228,8 @@ def _type_of(leaf: Any) -> Any:
 def _array(leaf: Any) -> jax.Array:
     # The array is copied, because a body may keep its input, and the caller may change its NumPy array later. The quick
     # `copy_to_jax` neither obeys the transfer guard nor changes a dtype, so JAX's public function is called there.
-    is_number, is_guarded = type(leaf) in _NUMBERS, _jaxcore.jax_config.jax_transfer_guard_host_to_device
-    if is_number or is_guarded or _jaxcore.canonical_dtype(leaf.dtype) != leaf.dtype:
+    is_number, is_guarded = type(leaf) in _NUMBERS, _settings.jax_config.jax_transfer_guard_host_to_device
+    if is_number or is_guarded or _dtypes.canonical_dtype(leaf.dtype) != leaf.dtype:
         return jnp.array(leaf)
     return copy_to_jax(leaf)
 
@@ -255,7 +255,7 @@ def _are_together(arrays: Sequence[Any]) -> bool:
     If they are on others, JAX itself raises an error. Of an array on devices of several processes, no process has the
     whole that a function gets.
     """
-    committed = [x for x in arrays if _jaxcore.is_committed(x)]
+    committed = [x for x in arrays if _sharding.is_committed(x)]
     devices = {frozenset(x.sharding.device_set) for x in committed}
     return len(devices) < 2 and all(x.is_fully_addressable for x in committed)
 
@@ -266,5 +266,5 @@ def _runs_on_one_cpu(arrays: Sequence[Any]) -> bool:
         return True
     if any(isinstance(x, jax.Array) and len(x.sharding.device_set) > 1 for x in arrays):
         return False
-    client = _jaxcore.client_of(arrays)
+    client = _sharding.client_of(arrays)
     return client.platform == "cpu" and _jaxcore.has_callbacks(client)

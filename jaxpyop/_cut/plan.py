@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpyop import _jaxcore
+from jaxpyop import _dtypes, _jaxcore, _sharding
 from jaxpyop._cut.host_steps import HostStep, LoopStep, is_run_by_turns
 from jaxpyop._cut.inline import Program, call_of, holds_call, inlined, variables_of
 from jaxpyop._cut.partition import Step, partitioned
@@ -114,8 +114,8 @@ def _placed(outputs: list[Any], inputs: Sequence[Any]) -> list[Any]:
 
     This includes results that depend on no input.
     """
-    for like in filter(_jaxcore.is_committed, inputs):
-        return [x if _jaxcore.is_committed(x) else _jaxcore.placed_like(x, like) for x in outputs]
+    for like in filter(_sharding.is_committed, inputs):
+        return [x if _sharding.is_committed(x) else _sharding.placed_like(x, like) for x in outputs]
     return outputs
 
 
@@ -176,7 +176,7 @@ def segment_of(
         env = program.constants | dict(zip(reads, arrays))
         _jaxcore.run_equations(eqns, env)
         # Operands that Python made may have lost their weak types.
-        return [_jaxcore.with_weak_type(env[value], value.aval) for value in makes]
+        return [_dtypes.with_weak_type(env[value], value.aval) for value in makes]
 
     return segment
 

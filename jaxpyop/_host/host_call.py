@@ -17,7 +17,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 import jax
 import numpy as np
 
-from jaxpyop import _jaxcore
+from jaxpyop import _jaxcore, _settings, _sharding
 
 VmapMethod: TypeAlias = Literal["sequential", "expand_dims", "broadcast_all", "parallel"]
 
@@ -257,11 +257,11 @@ class Environment:
 
     def __init__(self) -> None:
         self.context = _without_cell(contextvars.copy_context())
-        self.settings = _jaxcore.thread_settings()
+        self.settings = _settings.thread_settings()
 
     def is_current(self) -> bool:
         """Tell whether a body may be called here and now, without `entered`."""
-        return _jaxcore.thread_settings() == self.settings and _jaxcore.at_top_level() and _runs_on_cpu()
+        return _settings.thread_settings() == self.settings and _jaxcore.at_top_level() and _runs_on_cpu()
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[None]:
@@ -271,8 +271,8 @@ class Environment:
             if not _jaxcore.is_eager():
                 stack.enter_context(_jaxcore.eval_context())
             stack.enter_context(_jaxcore.without_axes())
-            stack.enter_context(_jaxcore.with_thread_settings(self.settings))
+            stack.enter_context(_settings.with_thread_settings(self.settings))
             # A body's own JAX operations stay on the CPU, where the body runs.
             if not _runs_on_cpu():
-                stack.enter_context(jax.default_device(_jaxcore.cpu_device()))
+                stack.enter_context(jax.default_device(_sharding.cpu_device()))
             yield

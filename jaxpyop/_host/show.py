@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxpyop import _jaxcore
+from jaxpyop import _jaxcore, _settings
 from jaxpyop._functions import without_partials
 
 # An array with more elements, or whose text is longer, is shown by its type alone. It may hold what a log must not.
@@ -117,7 +117,7 @@ def _value_of(leaf: Any) -> str:
     is_number = jax.dtypes.issubdtype(leaf.dtype, np.number) or leaf.dtype == np.bool_
     if isinstance(leaf, _jaxcore.Tracer) or leaf.size > _MAX_ELEMENTS or not is_number:
         return ""
-    array = _jaxcore.with_transfers(np.asarray, leaf)
+    array = _settings.with_transfers(np.asarray, leaf)
     return " ".join(np.array2string(array, max_line_width=_MAX_CHARACTERS, threshold=_MAX_ELEMENTS).split("\n"))
 
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import jax
 import jax.experimental
-import numpy as np
 
 from jaxpyop._jaxcore.private import private
 from jaxpyop._jaxcore.public import JAX_VERSION, Primitive
@@ -109,34 +108,6 @@ def scan_counts(eqn: Any) -> tuple[int, int]:
     # JAX 0.12 has a tree of the operands instead.
     consts, carry, _ = params["ft_in"].update(range(len(eqn.invars))).unpack()
     return len(list(consts)), len(list(carry))
-
-
-def is_inexact(x: Any) -> bool:
-    """Tells whether `x` can have a tangent, which means that its dtype is floating or complex."""
-    # Every input and result of a recording is asked, and most are NumPy's own floats, which are told in less time.
-    return getattr(x.dtype, "kind", None) in ("f", "c") or bool(jax.dtypes.issubdtype(x.dtype, np.inexact))
-
-
-def struct_of(x: Any) -> jax.ShapeDtypeStruct:
-    """Returns the shape, dtype and weak type of a value, or of the type of one."""
-    aval = x if hasattr(x, "shape") and hasattr(x, "dtype") else jax.typeof(x)
-    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=getattr(aval, "weak_type", False))
-
-
-def weakly_typed(x: Any, dtype: Any) -> Any:
-    """Returns a value in another dtype, which gives way to other dtypes, as the dtype of a Python number does."""
-    return jax.lax.convert_element_type_p.bind(x, new_dtype=dtype, weak_type=True, sharding=None)
-
-
-def with_weak_type(x: Any, aval: Any) -> Any:
-    """Returns a value whose type is weak if this type of the same dtype is, and only then.
-
-    A weak dtype gives way to other dtypes, as the dtype of a Python number does.
-    """
-    weak = getattr(aval, "weak_type", False)
-    if getattr(jax.typeof(x), "weak_type", False) == weak:
-        return x
-    return jax.lax.convert_element_type_p.bind(x, new_dtype=aval.dtype, weak_type=weak, sharding=None)
 
 
 def make_jaxpr(function: Callable[..., Sequence[Any]], args: Sequence[Any]) -> Any:

@@ -12,21 +12,9 @@ import numpy as np
 
 from jaxpyop._frames import PACKAGE
 from jaxpyop._jaxcore.changes import before_first_op, make, makes
-from jaxpyop._jaxcore.jaxprs import (
-    IO_EFFECT,
-    ORDERED_IO,
-    jaxpr_of,
-    jaxprs_in,
-    jit_p,
-)
+from jaxpyop._jaxcore.jaxprs import IO_EFFECT, ORDERED_IO, jaxpr_of, jaxprs_in, jit_p
 from jaxpyop._jaxcore.private import has, linearize_rule, private, why_without
-from jaxpyop._jaxcore.public import (
-    ShapedArray,
-    Tracer,
-    ad,
-    custom_partial_eval_rules,
-    rules_of_checkpoint,
-)
+from jaxpyop._jaxcore.public import ShapedArray, Tracer, ad, custom_partial_eval_rules, rules_of_checkpoint
 from jaxpyop._jaxcore.traces import Unusable, replaced, tangent_aval
 
 

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
+from jax.sharding import SingleDeviceSharding
 
+from jaxpyop._dtypes import canonical_dtype
 from jaxpyop._jaxcore.changes import make, makes
 from jaxpyop._jaxcore.private import has, private
 from jaxpyop._jaxcore.public import ShapedArray
-from jaxpyop._jaxcore.traces import canonical_dtype, jax_config
+from jaxpyop._settings import jax_config, looks_at_transfers
+from jaxpyop._sharding import is_committed
 
 
 def backends_are_initialized() -> bool:
@@ -35,17 +37,6 @@ _kept_out: set[type[Exception]] = set()
 def _filter_log() -> None:
     is_ours = lambda record: bool(record.exc_info) and isinstance(record.exc_info[1], tuple(_kept_out))
     logging.getLogger("jax._src.callback").addFilter(lambda record: not is_ours(record))
-
-
-def with_transfers(function: Callable[..., Any], *args: Any) -> Any:
-    """Calls a function that brings values to the device on purpose, as `jax.device_put` does.
-
-    A transfer guard of "disallow" or "log" is about other transfers.
-    """
-    if jax_config.jax_transfer_guard_host_to_device not in ("disallow", "log"):
-        return function(*args)
-    with jax.transfer_guard_host_to_device("allow"):
-        return function(*args)
 
 
 # `with with_programs_of(owner):` surrounds a block whose compiled programs are used again only in blocks with an equal
@@ -90,45 +81,6 @@ _JITTED = type(jax.jit(len))
 
 
 # ----------------------------------------------------------- clients and devices
-
-
-def is_explicit(aval: Any) -> bool:
-    """Tells whether a type says how its arrays are sharded."""
-    sharding = getattr(aval, "sharding", None)
-    return sharding is not None and is_explicit_mesh(sharding.mesh)
-
-
-def is_explicit_mesh(mesh: Any) -> bool:
-    """Tells whether types have shardings on a mesh. They have none if all of its axes are Auto."""
-    return any(kind != AxisType.Auto for kind in mesh.axis_types)
-
-
-def client_of(arrays: Sequence[Any]) -> Any:
-    """Returns the client of the devices on which a program with these inputs runs."""
-    default = jax_config.jax_default_device
-    found = default.client if isinstance(default, jax.Device) else None
-    for x in arrays:
-        if isinstance(x, jax.Array) and (x.committed or found is None):
-            found = next(iter(x.sharding.device_set)).client
-            if x.committed:
-                return found
-    return found or jax.local_devices(backend=default if isinstance(default, str) else None)[0].client
-
-
-def cpu_device() -> Any:
-    """Returns the device on which functions run JAX code, and to which callbacks bring their inputs.
-
-    Raises:
-        RuntimeError: the process has no CPU client.
-    """
-    try:
-        return jax.local_devices(backend="cpu")[0]
-    except RuntimeError as error:
-        asked = jax_config.jax_platforms
-        raise RuntimeError(
-            f"a Python function runs on the host, and JAX has no CPU client in this process (jax_platforms is "
-            f"{asked!r}): set JAX_PLATFORMS={asked or 'cuda'},cpu, with cpu at the end, or do not set it"
-        ) from error
 
 
 def has_callbacks(client: Any) -> bool:
@@ -178,16 +130,6 @@ def is_one_cpu() -> bool:
 # ------------------------------------------------------------------------ arrays
 
 
-def is_committed(x: Any) -> bool:
-    """Tells whether an array was put on its device on purpose, so that results computed from it stay there."""
-    return bool(getattr(x, "committed", False))
-
-
-def looks_at_transfers() -> bool:
-    """Tells whether JAX looks at each array that comes to a device: for NaNs, or because of a transfer guard."""
-    return bool(jax_config.jax_debug_nans or jax_config.jax_debug_infs or jax_config.jax_transfer_guard_host_to_device)
-
-
 def quick_array(value: np.ndarray[Any, Any], like: Any = None) -> Any:
     """Makes a jax.Array of a NumPy array that is not used elsewhere, in a tenth of the time that `jnp.asarray` takes.
 
@@ -225,81 +167,7 @@ def _aval(shape: tuple[int, ...], dtype: np.dtype[Any], x64: bool) -> Any:
     return ShapedArray(shape, dtype)
 
 
-# Before 0.10.2, a callback of JAX's gets a wrong last value where packed values do not fill their last byte.
-HANDS_OVER_PACKED = jax.__version_info__ >= (0, 10, 2)
-
-
-def is_packed(dtype: Any) -> bool:
-    """Tells whether several values of a dtype, such as int4, share a byte in XLA's memory."""
-    if jax.dtypes.issubdtype(dtype, np.integer):
-        return bool(jax.numpy.iinfo(dtype).bits < 8)
-    return bool(jax.dtypes.issubdtype(dtype, np.floating) and jax.numpy.finfo(dtype).bits < 8)
-
-
-def placed_like(x: Any, like: Any) -> Any:
-    """Moves an array to the devices of another one, if one of the two is committed to its devices.
-
-    If these are several devices, and the shapes of the two arrays differ, each device gets the whole array. Otherwise
-    it is sharded like the other array.
-    """
-    sharding = like.sharding
-    if not is_committed(x) and not is_committed(like):
-        return x
-    if is_committed(x) and x.sharding.device_set == sharding.device_set:
-        return x
-    if x.shape != like.shape and len(sharding.device_set) > 1:
-        devices = sorted(sharding.device_set, key=lambda device: device.id)
-        mesh = sharding.mesh if isinstance(sharding, NamedSharding) else Mesh(np.array(devices), ("device",))
-        sharding = NamedSharding(mesh, PartitionSpec())
-    return jax.device_put(x, sharding)
-
-
 # ---------------------------------------------------------------------- sharding
-
-
-def cast_to_common_axes(args: Sequence[Any]) -> list[Any]:
-    """Gives all values the same varying axes, as `shard_map` asks of operands."""
-    # The mesh axes over which each value differs between shards.
-    axes: list[frozenset[str]] = [frozenset(jax.typeof(a).manual_axis_type.varying) for a in args]
-    union = frozenset().union(*axes)
-    if not union:
-        return list(args)
-    return [jax.lax.pcast(a, tuple(union - own), to="varying") if union - own else a for a, own in zip(args, axes)]
-
-
-def result_aval(shape: Sequence[int], dtype: Any, operands: Sequence[Any]) -> Any:
-    """Returns the aval of a replicated result, on the explicit mesh and with the varying axes of its operands."""
-    aval = ShapedArray(tuple(shape), np.dtype(dtype))
-    likes = [a for a in operands if a.manual_axis_type.varying]
-    # If an operand is sharded, the result gets no mesh. JAX accepts that as the next carry of a loop whose first carry
-    # was sharded, and refuses a replicated result there.
-    if not likes and not any(axis is not None for a in operands for axis in a.sharding.spec):
-        likes = [a for a in operands if AxisType.Explicit in a.sharding.mesh.axis_types]
-    if not likes:
-        return aval
-    sharding = NamedSharding(likes[0].sharding.mesh, PartitionSpec(*[None] * len(shape)))
-    return aval.update(sharding=sharding, manual_axis_type=likes[0].manual_axis_type)
-
-
-def shard_as(x: Any, aval: Any) -> Any:
-    """Shards a value as its type on an explicit mesh says, and elsewhere returns it as it is."""
-    wanted = aval.sharding
-    if all(axis is None for axis in wanted.spec) or jax.typeof(x).sharding == wanted:
-        return x
-    return jax.sharding.reshard(x, wanted)
-
-
-def shard_batch_like(outs: Sequence[Any], args: Sequence[Any], dims: Sequence[int | None]) -> list[Any]:
-    """Shards the first axis of results as the mapped axis of the inputs of a `vmap`.
-
-    JAX's batching rules expect that all values of a batch are sharded alike on an explicit mesh.
-    """
-    for arg, dim in zip(args, dims):
-        sharding = jax.typeof(arg).sharding
-        if dim is not None and (axis := sharding.spec[dim]) is not None:
-            specs = [PartitionSpec(axis, *[None] * (out.ndim - 1)) for out in outs]
-            return [jax.sharding.reshard(o, NamedSharding(sharding.mesh, spec)) for o, spec in zip(outs, specs)]
-    return list(outs)
 
 
 def devices_of(ctx: Any) -> Sequence[Any]:
@@ -310,27 +178,3 @@ def devices_of(ctx: Any) -> Sequence[Any]:
             f"JAX {jax.__version__} does not say over which devices a program runs: call Python inside of jax.shard_map"
         )
     return devices
-
-
-class AllDevices:
-    """All devices of a lowering, each with the whole of a value."""
-
-    def __init__(self, ctx: Any) -> None:
-        self._mesh = Mesh(np.array(devices_of(ctx)), ("device",))
-
-    def replicate(self, x: Any) -> Any:
-        """Brings a value, wherever it is, to all devices."""
-        # On an explicit mesh a constraint is only an assertion.
-        with jax.sharding.use_abstract_mesh(AbstractMesh((), ())):
-            return jax.lax.with_sharding_constraint(x, NamedSharding(self._mesh, PartitionSpec()))
-
-    def run(self, func: Callable[..., Any], *args: Any) -> Any:
-        """Runs a function once on each device, on values that are everywhere."""
-        each = PartitionSpec()
-        with jax.sharding.use_abstract_mesh(AbstractMesh((), ())):
-            return jax.shard_map(func, mesh=self._mesh, in_specs=each, out_specs=each, check_vma=False)(*args)
-
-
-def has_static_arguments(jitted: Any) -> bool:
-    """Tells whether a function under `jax.jit` has static arguments."""
-    return any(static_arguments(jitted))

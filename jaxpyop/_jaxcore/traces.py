@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import operator
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -17,23 +16,6 @@ from jaxpyop._jaxcore.private import EVAL_TRACE as EVAL_TRACE
 from jaxpyop._jaxcore.private import TOP_AXES, private
 from jaxpyop._jaxcore.public import ShapedArray, Trace, Tracer, ad
 
-# JAX makes the attributes of this object at run time, so type checkers do not know them.
-jax_config: Any = jax.config
-
-_UNCHANGED = contextlib.nullcontext()
-
-# JAX's settings of a thread that decide what an operation gives or whether it raises, and what sets them for a block.
-_SETTINGS: dict[str, Any] = {
-    "jax_enable_x64": jax.enable_x64,
-    "jax_default_prng_impl": jax.default_prng_impl,
-    "jax_threefry_partitionable": jax.threefry_partitionable,
-    "jax_numpy_dtype_promotion": jax.numpy_dtype_promotion,
-    "jax_numpy_rank_promotion": jax.numpy_rank_promotion,
-    "jax_default_matmul_precision": jax.default_matmul_precision,
-    "jax_debug_nans": jax.debug_nans,
-}
-# Each call of a compiled program reads them.
-_read_settings = operator.attrgetter(*_SETTINGS)
 _trace_ctx = private.trace_ctx
 
 
@@ -55,7 +37,7 @@ def at_top_level() -> bool:
 
 def without_axes() -> contextlib.AbstractContextManager[None]:
     """Hides the axis names that an eager `vmap` has bound, for code that does not run inside that `vmap`."""
-    return _UNCHANGED if _trace_ctx is None or _trace_ctx.axis_env is TOP_AXES else _without_axes()
+    return contextlib.nullcontext() if _trace_ctx is None or _trace_ctx.axis_env is TOP_AXES else _without_axes()
 
 
 @contextlib.contextmanager
@@ -134,42 +116,6 @@ def shapes_of_run(run: Callable[..., Any], structs: Sequence[Any]) -> tuple[Any,
         return shapes, [value for value in closed.consts if isinstance(value, Tracer)]
     finally:
         _over.update(traces)
-
-
-def x64_enabled() -> bool:
-    """Tells whether JAX has 64-bit types here and now."""
-    return bool(jax_config.jax_enable_x64)
-
-
-def canonical_dtype(dtype: Any) -> np.dtype[Any]:
-    """Returns the dtype that JAX uses for a value of this dtype here: 64 bits become 32 without x64."""
-    return np.dtype(jax.dtypes.canonicalize_dtype(dtype))
-
-
-def explicit_x64_mode() -> str:
-    """Returns what JAX does where code asks for 64 bits, and they are off: "warn", "error" or "allow"."""
-    mode: Any = getattr(jax_config, "jax_explicit_x64_dtypes", "warn")
-    return str(getattr(mode, "name", mode)).lower()
-
-
-def thread_settings() -> tuple[Any, ...]:
-    """Returns the values of the settings of this thread that decide what an operation gives."""
-    return _read_settings(jax_config)
-
-
-@contextlib.contextmanager
-def with_thread_settings(settings: Sequence[Any]) -> Iterator[None]:
-    """Gives a block the settings of another thread."""
-    with contextlib.ExitStack() as stack:
-        for here, there, context in zip(thread_settings(), settings, _SETTINGS.values()):
-            if here != there:
-                stack.enter_context(context(there))
-        yield
-
-
-def with_wide_types(is_wide: bool) -> contextlib.AbstractContextManager[Any]:
-    """Gives a block 64-bit types if it needs them, and otherwise changes nothing."""
-    return jax.enable_x64(True) if is_wide else _UNCHANGED
 
 
 def settings_of_traces() -> Any:

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpyop import _jaxcore
+from jaxpyop import _dtypes, _jaxcore
 from jaxpyop._config import config
 from jaxpyop._host import Environment, strip_library_frames
 from jaxpyop._op.body import FilledBody, UserBody
@@ -135,11 +135,11 @@ def _decorator(make: Callable[[Any], Op], when: Any) -> Callable[[Callable[..., 
     def decorate(func: Callable[..., Any]) -> Callable[..., Any]:
         # What Tout means depends on x64, and the mode on the config.
         op_for = functools.cache(lambda x64, mode: make(func))
-        op = op_for(_jaxcore.x64_enabled(), config.mode)
+        op = op_for(_dtypes.x64_enabled(), config.mode)
 
         @functools.wraps(func)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
-            return call_op(op_for(_jaxcore.x64_enabled(), config.mode), args, kwargs, when)
+            return call_op(op_for(_dtypes.x64_enabled(), config.mode), args, kwargs, when)
 
         return mark_differentiable(wrapper) if op.on_jax or op.rules.any_given else wrapper
 

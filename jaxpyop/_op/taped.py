@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from jaxpyop import _jaxcore
+from jaxpyop import _settings
+from jaxpyop._dtypes import is_inexact
 from jaxpyop._host import Environment
-from jaxpyop._jaxcore import is_inexact
 from jaxpyop._op.body import Body, DerivativeBody
 from jaxpyop._op.primitive import (
     FINGERPRINT_WORD,
@@ -167,7 +167,7 @@ class TapeDerivative(DerivativeBody):
             outs, kept = _recorded(self.base, as_jax(self.split(arrays)[0]), self.recorded)
             check_fingerprints(fingerprint(outs), int(receipt[FINGERPRINT_WORD]), self.title, "func")
         # A record may move arrays to where they are needed, whatever `jax_transfer_guard` says.
-        return _jaxcore.with_transfers(self._derivative, kept, arrays)
+        return _settings.with_transfers(self._derivative, kept, arrays)
 
     def _derivative(self, kept: Record, arrays: Sequence[Any]) -> list[Any]:
         primals, _, linear = self.split(arrays)

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpyop import _jaxcore
+from jaxpyop import _dtypes, _jaxcore
 from jaxpyop._host import VMAP_METHODS, metrics
 from jaxpyop._op.body import UserBody
 from jaxpyop._op.request import Op
@@ -145,12 +145,12 @@ def _raising(op: Op, call_host: Any, number: Any, errors: Any, outs: list[Any], 
         executor=None,
     )
     found = jax.lax.cond(number != 0, lambda k: call_host(raising, k), lambda k: k, number)
-    of_inputs = [some_number(x) for x in arrays if _jaxcore.is_inexact(x) and x.size]
+    of_inputs = [some_number(x) for x in arrays if _dtypes.is_inexact(x) and x.size]
 
     def checked(out: Any) -> Any:
         # Nobody sees this value. No compiler can tell that it is that of the result, and leave the call out.
         other = (found & 1).astype(out.dtype)
-        for x in of_inputs if _jaxcore.is_inexact(out) else ():
+        for x in of_inputs if _dtypes.is_inexact(out) else ():
             other = other + x.astype(out.dtype)
         return jnp.where(found != 0, other, out)
 

@@ -12,7 +12,7 @@ from typing import Any, get_args
 import jax
 import jax.export
 
-from jaxpyop import _jaxcore
+from jaxpyop import _dtypes, _jaxcore
 from jaxpyop._cut import CutFunction, Loops, holds_call
 from jaxpyop._saved.call_as_data import CallsToData, calls_from_data
 from jaxpyop._saved.file_format import check_type, packed, structs_from_data, unpacked
@@ -121,7 +121,7 @@ def export(
         program = saver.program(traced.jaxpr)
         plan = {
             "name": name,
-            "x64": _jaxcore.x64_enabled(),
+            "x64": _dtypes.x64_enabled(),
             "loops": loops,
             "vjp_order": vjp_order,
             "arguments": _structure_to_data(jax.tree.structure(traced.args_info), names, "an argument"),
@@ -267,7 +267,7 @@ def _loaded(plan: Mapping[str, Any], blobs: Sequence[bytes], functions: Sequence
 
 
 def _check_x64(x64: bool) -> None:
-    if _jaxcore.x64_enabled() != x64:
+    if _dtypes.x64_enabled() != x64:
         raise ValueError(f"the program was exported with jax_enable_x64={x64}; set the same here")
 
 

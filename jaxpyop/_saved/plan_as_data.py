@@ -16,7 +16,7 @@ import jax
 import jax.export
 import numpy as np
 
-from jaxpyop import _jaxcore
+from jaxpyop import _dtypes, _jaxcore
 from jaxpyop._cut import Lifetimes, Program, StaysWhole, call_of, divided, holds_call, needed, segment_of
 from jaxpyop._host import Batch
 from jaxpyop._op import Call, bind
@@ -104,8 +104,8 @@ class Saver:
             return [(self._segment(program, eqns, reads, makes), reads, makes)]
         # An exported segment is differentiated as a whole, with zeros as the cotangents of results that are not used.
         # Zero times infinity is NaN. So each result that can have a cotangent gets a segment of its own.
-        groups = [[value] for value in makes if _jaxcore.is_inexact(value.aval)]
-        groups.append([value for value in makes if not _jaxcore.is_inexact(value.aval)])
+        groups = [[value] for value in makes if _dtypes.is_inexact(value.aval)]
+        groups.append([value for value in makes if not _dtypes.is_inexact(value.aval)])
         found: list[Any] = []
         for group in filter(None, groups):
             part = needed(eqns, group)
@@ -206,8 +206,8 @@ def _find_stops(function: Callable[..., Any], reads: Sequence[Any], makes: Seque
         reads: the types of its inputs.
         makes: the types of its results.
     """
-    inexact = [k for k, aval in enumerate(reads) if _jaxcore.is_inexact(aval)]
-    if not all(map(_jaxcore.is_inexact, makes)):
+    inexact = [k for k, aval in enumerate(reads) if _dtypes.is_inexact(aval)]
+    if not all(map(_dtypes.is_inexact, makes)):
         return inexact
 
     def backward(inputs: Sequence[Any], cotangents: Sequence[Any]) -> Any:

@@ -20,8 +20,9 @@ import numpy as np
 from jax.custom_derivatives import SymbolicZero
 from jax.sharding import SingleDeviceSharding
 
-from jaxpyop import _jaxcore
-from jaxpyop._jaxcore import is_inexact, replaced, zeros
+from jaxpyop import _dtypes, _jaxcore
+from jaxpyop._dtypes import is_inexact
+from jaxpyop._jaxcore import replaced, zeros
 from jaxpyop._tape.operations import Operation, shared
 
 # What comes back so often is compiled. Compiling takes as long as thousands of evaluations. JAX compiles the primitives
@@ -41,7 +42,7 @@ class Traced:
 
     def __init__(self, function: Callable[..., Any], *lists: list[Any]) -> None:
         """Traces `function(*lists)`. The arrays may be types."""
-        types = [[_jaxcore.struct_of(v) if isinstance(v, _jaxcore.ShapedArray) else v for v in vs] for vs in lists]
+        types = [[_dtypes.struct_of(v) if isinstance(v, _jaxcore.ShapedArray) else v for v in vs] for vs in lists]
         closed, results = jax.make_jaxpr(function, return_shape=True)(*types)
         jaxpr, self._consts = _jaxcore.opened(closed)
         self._jaxpr, flags = _jaxcore.without_dead_code(jaxpr)

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpyop import _jaxcore
+from jaxpyop import _dtypes, _jaxcore, _settings, _sharding
 from jaxpyop._jaxcore import replaced
 from jaxpyop._tape.derivatives import (
     OFTEN,
@@ -99,22 +99,22 @@ class Record:
             One cotangent per input. None is zero; inputs without a tangent always get it.
         """
         # The body may have turned on 64 bits for a block. Without them its values would have no derivative.
-        with _jaxcore.with_wide_types(self._program.is_wide):
+        with _dtypes.with_wide_types(self._program.is_wide):
             return self._program.pullback(self._kept, _sharded(cotangents, self._out_avals))
 
     def pushforward(self, tangents: Sequence[Any]) -> list[Any]:
         """Forward mode: one tangent per output from one per input; None is zero."""
-        with _jaxcore.with_wide_types(self._program.is_wide):
+        with _dtypes.with_wide_types(self._program.is_wide):
             return self._program.pushforward(self._kept, _sharded(tangents, self._in_avals))
 
 
 def _sharded(vectors: Sequence[Any], avals: Sequence[Any]) -> list[Any]:
     """Returns cotangents or tangents, sharded as the values that they belong to."""
-    return [v if v is None else _jaxcore.shard_as(v, aval) for v, aval in zip(vectors, avals, strict=True)]
+    return [v if v is None else _sharding.shard_as(v, aval) for v, aval in zip(vectors, avals, strict=True)]
 
 
 def _array(value: Any) -> Any:
-    return value if isinstance(value, jax.Array) else _jaxcore.with_transfers(jnp.asarray, value)
+    return value if isinstance(value, jax.Array) else _settings.with_transfers(jnp.asarray, value)
 
 
 def record(
@@ -211,7 +211,7 @@ def _new_program(tape: Tape, in_slots: tuple[int, ...], out_slots: tuple[int, ..
     typed = {s for entry in tape.entries for s in entry.ins}.union(tape.free) - tape.read
     is_wide = any(typeof(v).dtype in _WIDE for v in tape.values)
     # The body may have turned on 64 bits for a block. Outside of it, a NumPy scalar would seem to have 32.
-    with _jaxcore.with_wide_types(is_wide):
+    with _dtypes.with_wide_types(is_wide):
         types = tuple([typeof(v) if s in typed else None for s, v in enumerate(tape.values)])
     kept = tuple(sorted(tape.read))
     sizes = tuple([_size_of(tape.values[s]) for s in kept])

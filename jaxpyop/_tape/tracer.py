@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxpyop import _jaxcore
+from jaxpyop import _dtypes, _jaxcore, _settings
 from jaxpyop._config import config
 from jaxpyop._tape.operations import shared
 
@@ -49,7 +49,7 @@ def _operand(other: Any, aval: Any) -> Any:
         found = shared(other, aval)
         if not found or found[0].is_deleted():
             with _jaxcore.eval_context():
-                found[:] = [_jaxcore.with_transfers(jnp.asarray, number)]
+                found[:] = [_settings.with_transfers(jnp.asarray, number)]
         return found[0]
     return other if getattr(other, "aval", None) == aval else None
 
@@ -254,7 +254,7 @@ def warn_of_constants(
     """
     if not tape.numbers:
         return
-    inexact = [k for k, output in enumerate(outputs) if _jaxcore.is_inexact(output)]
+    inexact = [k for k, output in enumerate(outputs) if _dtypes.is_inexact(output)]
     detached = [k for k in inexact if out_slots[k] < 0]
     number, what = next(iter(tape.numbers)), ""
     if detached:
@@ -280,7 +280,7 @@ def _lost_input(tape: Any, in_slots: Sequence[int], results: set[int], others: s
             needed.update(entry.ins)
     # A number that only steers brings no new constant into the results.
     later = [s for s in tape.free if s >= tape.slots_before_numbers and s in needed]
-    if not any(_jaxcore.is_inexact(tape.values[s]) and id(tape.values[s]) not in others for s in later):
+    if not any(_dtypes.is_inexact(tape.values[s]) and id(tape.values[s]) not in others for s in later):
         return None
     for k, slot in enumerate(in_slots):
         if slot >= 0 and slot not in needed:

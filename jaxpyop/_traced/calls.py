@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxpyop import _dtypes
 from jaxpyop import _jaxcore as core
 from jaxpyop._config import config
 from jaxpyop._traced import allowed
@@ -76,7 +77,7 @@ class Calls(Containers):
         wrapped = getattr(f, "__wrapped__", None) if core.is_jitted(f) else None
         if isinstance(wrapped, types.FunctionType):
             # As a compiled function, so that its arguments and results are what JAX makes of them.
-            if core.has_static_arguments(f):
+            if any(core.static_arguments(f)):
                 raise Refused(f"`{name_of_function(f)}`, which is compiled with static arguments", OUTSIDE)
             return self.call_jax(jax.jit(self.function_for_jax(wrapped)), args, kwargs)
         cls: Any = f.cls if isinstance(f, Obj) else type(f)
@@ -225,7 +226,7 @@ class Calls(Containers):
 
     def number_of(self, x: Any, kind: str = "") -> Num:
         """The Python number that an array is, which has no derivative: `config.constants` may ask for an error."""
-        if config.constants == "error" and core.is_inexact(x):
+        if config.constants == "error" and _dtypes.is_inexact(x):
             x = _never_differentiated(x, f"{self.label}: {self.line[0]}:{self.line[1]}")
         return of_array(x, kind)
 

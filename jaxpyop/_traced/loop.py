@@ -22,6 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxpyop import _dtypes, _sharding
 from jaxpyop import _jaxcore as core
 from jaxpyop._jaxcore import ad
 
@@ -101,7 +102,7 @@ def bind_loop(body: Any, state: Sequence[Any], max_steps: int | None, label: str
     if body.effects:
         # JAX's own loop knows how to order effects, or refuses them.
         return _run(*operands, loop=loop)
-    return loop_p.bind(*core.cast_to_common_axes(operands), loop=loop)
+    return loop_p.bind(*_sharding.cast_to_common_axes(operands), loop=loop)
 
 
 def with_64_bits(rule: Any) -> Any:
@@ -177,7 +178,7 @@ def _needed_state(loop: Loop, outs: Sequence[bool]) -> Mask:
         needed = {v for v in body.outvars if not isinstance(v, core.Literal)}
         for eqn in reversed(body.eqns):
             if not needed.isdisjoint(eqn.outvars):
-                needed.update(v for v in eqn.invars if not isinstance(v, core.Literal) and core.is_inexact(v.aval))
+                needed.update(v for v in eqn.invars if not isinstance(v, core.Literal) and _dtypes.is_inexact(v.aval))
         of_inputs = _put([False] * len(used), used, [v in needed for v in body.invars])
         wider = tuple(a or b for a, b in zip(mask, of_inputs[loop.const_count :], strict=True))
         if wider == mask:
@@ -202,7 +203,7 @@ def _batched_loop(loop: Loop, consts: Mask, state: Mask, size: int, operands: Se
             return one(c, s)
         return _where(_going(s), one(_of_going(_going(s), c, consts), _of_going(_going(s), s, state)), s)
 
-    has_slopes = any(core.is_inexact(jax.typeof(x)) for x in operands)
+    has_slopes = any(_dtypes.is_inexact(jax.typeof(x)) for x in operands)
     return loop.derived(
         ("batched", consts, state, size), step, operands[:count], operands[count:], careful if has_slopes else None
     )
@@ -284,7 +285,7 @@ def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, loop: Loop) -> tupl
     count, nonzero = loop.const_count, tuple(not core.is_zero(t) for t in tangents)
     consts, state = primals[:count], primals[count:]
     reached = _dependent_state(loop, nonzero[:count], nonzero[count:])
-    perturbed = nonzero[:count], tuple(flag and core.is_inexact(jax.typeof(x)) for flag, x in zip(reached, state))
+    perturbed = nonzero[:count], tuple(flag and _dtypes.is_inexact(jax.typeof(x)) for flag, x in zip(reached, state))
     full = [core.zeros(jax.typeof(x)) if core.is_zero(t) else t for t, x in zip(tangents, primals, strict=True)]
     of_consts, of_state = _pick(full[:count], perturbed[0]), _pick(full[count:], perturbed[1])
     outs = loop_p.bind(*primals, loop=loop)

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxpyop import _dtypes
 from jaxpyop import _jaxcore as core
 from jaxpyop._config import config
 from jaxpyop._traced.loop import bind_loop
@@ -286,7 +287,7 @@ class Machine:
             forms = found
         else:
             raise Refused("what the loop carries has another form after each turn")
-        if self.auto and bound is None and any(map(core.is_inexact, structs_of(list(forms.values())))):
+        if self.auto and bound is None and any(map(_dtypes.is_inexact, structs_of(list(forms.values())))):
             raise Refused("a backward pass through a loop on values needs to know how many turns there can be", _BOUND)
         if self.only_shapes:
             out = self.unknown(self._state_of(forms))
@@ -306,7 +307,7 @@ class Machine:
         Returns:
             Its jaxpr, and the forms before and after it as one.
         """
-        users, found = core.x64_enabled(), Forms()
+        users, found = _dtypes.x64_enabled(), Forms()
 
         def step(*leaves: Any) -> list[Any]:
             mark = next(Obj.births)

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jaxpyop import _dtypes
 from jaxpyop import _jaxcore as core
 from jaxpyop._traced.machine import Machine
 from jaxpyop._traced.values import *
@@ -80,7 +81,7 @@ class Operators(Machine):
 
     def _arrays(self, op: type, a: Any, b: Any) -> Any:
         x, y = self.beside(a, b)
-        if op is ast.Pow and isinstance(b, Num) and is_array(a) and not core.is_inexact(a):
+        if op is ast.Pow and isinstance(b, Num) and is_array(a) and not _dtypes.is_inexact(a):
             raise Refused("integers to a power that may be negative, where Python would raise", "make it an array")
         if op in (ast.Add, ast.Sub):
             x, y = _kept_zero(x, y), _kept_zero(y, x)
@@ -221,7 +222,7 @@ def _kept_zero(v: Any, other: Any) -> Any:
     """Hides a zero beside an array. XLA thinks that x + 0.0 is x, which it is not for -0.0, and abs(x) >= 0 for NaN."""
     if not isinstance(other, core.Tracer):
         return v
-    if is_array(v) and not isinstance(v, core.Tracer) and core.is_inexact(v):
+    if is_array(v) and not isinstance(v, core.Tracer) and _dtypes.is_inexact(v):
         return lax.optimization_barrier(v)
     if isinstance(v, np.number) and v == 0:
         return lax.optimization_barrier(jnp.asarray(v))

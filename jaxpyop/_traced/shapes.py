@@ -26,6 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import export
 
+from jaxpyop import _dtypes
 from jaxpyop import _jaxcore as core
 from jaxpyop._traced.allowed import OF_JAX
 from jaxpyop._traced.interpreter import Either, Interpreter, interpret
@@ -228,7 +229,7 @@ class Shapes(Interpreter):
         return super()._math(f, args, kwargs) if is_known else self.number(_OF_MATH.get(f.__name__, "f"))
 
     def number_of(self, x: Any, kind: str = "") -> Num:
-        is_float = isinstance(x, core.Tracer) and x.size == 1 and (kind == "f" or core.is_inexact(x))
+        is_float = isinstance(x, core.Tracer) and x.size == 1 and (kind == "f" or _dtypes.is_inexact(x))
         return self.number("f") if is_float else super().number_of(x, kind)
 
     # ------------------------------------------------------------------------------ items

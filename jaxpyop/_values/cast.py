@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpyop import _jaxcore
+from jaxpyop import _dtypes, _jaxcore
 from jaxpyop._tape import TapeTracer
 from jaxpyop._values.inputs import copy_to_jax, lost_by_an_array
 from jaxpyop._values.spec import Leaf, kind_of
@@ -98,7 +98,7 @@ def _check_dtype(source: Any, leaf: Leaf, casting: str, origin: str, title: str)
         )
     name = wide = source.__name__ if source in _PYTHON_NUMBERS else source.name
     if isinstance(source, np.dtype) and source.kind in "iufc":
-        wide = _jaxcore.canonical_dtype(source).name
+        wide = _dtypes.canonical_dtype(source).name
     raise TypeError(
         f"{title}: {origin} {name}, which casting={casting!r} does not turn into {leaf.dtype.name}; "
         f"return {leaf.dtype.name}, write Tout={wide}, or pass casting='unsafe'"

@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpyop import _jaxcore
+from jaxpyop import _jaxcore, _settings
 from jaxpyop._values.spec import Leaf
 
 
@@ -126,7 +126,7 @@ class Padding:
             return jax.lax.pad(array, jnp.asarray(self.fill), margins)
         filled = np.full(whole, self.fill, self.fill.dtype)
         filled[tuple(slice(size) for size in array.shape)] = np.asarray(array)
-        return filled if isinstance(array, np.ndarray) else _jaxcore.with_transfers(jnp.asarray, filled)
+        return filled if isinstance(array, np.ndarray) else _settings.with_transfers(jnp.asarray, filled)
 
     def decode(self, arrays: Sequence[Any], results: Sequence[Any]) -> Any:
         """The function's value for the op's `results`; or the value's cotangent, if `arrays` are cotangents."""

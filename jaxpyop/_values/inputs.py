@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpyop import _jaxcore
+from jaxpyop import _dtypes, _jaxcore, _settings, _sharding
 from jaxpyop._host import SCRATCH
 from jaxpyop._values.tout import is_extended_precision
 
@@ -117,7 +117,7 @@ class Inputs:
     def wrap_keys(self, arrays: Sequence[Any]) -> list[Any]:
         """The same arrays, with key data replaced by typed keys."""
         return [
-            a if impl is None else jax.random.wrap_key_data(_jaxcore.with_transfers(jnp.asarray, a), impl=impl)
+            a if impl is None else jax.random.wrap_key_data(_settings.with_transfers(jnp.asarray, a), impl=impl)
             for a, impl in zip(arrays, self.key_impls)
         ]
 
@@ -128,12 +128,12 @@ _NUMBERS = (bool, int, float, complex)
 def _canonical_array(value: Any, title: str) -> np.ndarray[Any, Any]:
     array = np.asarray(value)
     if isinstance(value, int) and array.dtype == object:
-        raise _too_wide(title, "int", _jaxcore.canonical_dtype(np.int64))
+        raise _too_wide(title, "int", _dtypes.canonical_dtype(np.int64))
     if is_extended_precision(array.dtype):
         raise TypeError(
             f"{title}: an input has the dtype {array.dtype}, which JAX does not have; pass x.astype(np.float64)"
         )
-    dtype = _jaxcore.canonical_dtype(array.dtype.newbyteorder("="))
+    dtype = _dtypes.canonical_dtype(array.dtype.newbyteorder("="))
     if dtype == array.dtype:
         return array
     if array.dtype.kind in "iu" and array.size:
@@ -236,16 +236,20 @@ def as_jax(values: Sequence[Any]) -> list[Any]:
     any_numpy = np.ndarray in map(type, values)
     small = [type(v) is np.ndarray and v.nbytes < _LARGE for v in values] if any_numpy else ()
     # Under jax_disable_jit the identity does nothing.
-    if not any(small) or _jaxcore.jax_config.jax_disable_jit or any(_is_wide(v.dtype) for v in values if v is not None):
+    if (
+        not any(small)
+        or _settings.jax_config.jax_disable_jit
+        or any(_is_wide(v.dtype) for v in values if v is not None)
+    ):
         return list(map(_one_as_jax, values))
-    copies = iter(_jaxcore.with_transfers(_identity, [value.copy() for value, mark in zip(values, small) if mark]))
+    copies = iter(_settings.with_transfers(_identity, [value.copy() for value, mark in zip(values, small) if mark]))
     return [next(copies) if mark else _one_as_jax(value) for value, mark in zip(values, small)]
 
 
 def _is_wide(dtype: Any) -> bool:
     """Tell whether this is a dtype of 64 bits while they are off: where jax_explicit_x64_dtypes allows them."""
-    is_long = dtype.itemsize >= 8 and _jaxcore.canonical_dtype(dtype) != dtype
-    return is_long and _jaxcore.explicit_x64_mode() == "allow"
+    is_long = dtype.itemsize >= 8 and _dtypes.canonical_dtype(dtype) != dtype
+    return is_long and _dtypes.explicit_x64_mode() == "allow"
 
 
 def _one_as_jax(value: Any) -> Any:
@@ -265,10 +269,10 @@ def give_to_jax(value: np.ndarray[Any, Any], like: Any = None) -> jax.Array:
     if found is None:
         # jnp.asarray would copy a large array once more (JAX 0.10 to 0.12).
         large = value.nbytes >= _LARGE and jax.sharding.get_abstract_mesh().empty
-        with _jaxcore.with_wide_types(_is_wide(value.dtype)):
-            found = jax.device_put(value) if large else _jaxcore.with_transfers(jnp.asarray, value)
-        if like is not None and _jaxcore.is_committed(like):
-            found = _jaxcore.with_transfers(_jaxcore.placed_like, found, like)
+        with _dtypes.with_wide_types(_is_wide(value.dtype)):
+            found = jax.device_put(value) if large else _settings.with_transfers(jnp.asarray, value)
+        if like is not None and _sharding.is_committed(like):
+            found = _settings.with_transfers(_sharding.placed_like, found, like)
     return found
 
 
@@ -278,7 +282,7 @@ def anchor_of(inputs: Sequence[Any], leading: int) -> Any:
     The first `leading` inputs, a receipt and the flag of `when=`, come last, because they are whole on each device.
     """
     arrays = [x for x in (*inputs[leading:], *inputs[:leading]) if isinstance(x, jax.Array)]
-    return next(filter(_jaxcore.is_committed, arrays), arrays[0] if arrays else None)
+    return next(filter(_sharding.is_committed, arrays), arrays[0] if arrays else None)
 
 
 def without_weak_type(x: Any) -> Any:

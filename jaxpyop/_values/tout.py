@@ -11,7 +11,7 @@ import jax
 import jax.export
 import numpy as np
 
-from jaxpyop import _jaxcore
+from jaxpyop import _dtypes, _jaxcore
 from jaxpyop._values.encodings import KeyEncoding, Padding
 from jaxpyop._values.spec import Leaf, ResultSpec, Shape, fits, paired, show_shape
 
@@ -90,8 +90,8 @@ def is_extended_precision(dtype: np.dtype[Any]) -> bool:
 def _requested_dtype(dtype: np.dtype[Any], title: str) -> np.dtype[Any]:
     """The dtype that JAX uses where code asks for this one, as `jnp.zeros(2, jnp.float64)` does."""
     # Shorter dtypes are the same with and without x64, and JAX takes a microsecond to say so.
-    found = dtype if dtype.itemsize < 8 else _jaxcore.canonical_dtype(dtype)
-    if found == dtype or (mode := _jaxcore.explicit_x64_mode()) == "allow":
+    found = dtype if dtype.itemsize < 8 else _dtypes.canonical_dtype(dtype)
+    if found == dtype or (mode := _dtypes.explicit_x64_mode()) == "allow":
         return dtype
     # The first sentences are copied from JAX's own texts, so that filters for them match. Ours is at the user's line.
     # JAX's cannot be caught and moved there: warnings.catch_warnings() is for one thread only.
@@ -106,7 +106,7 @@ def _requested_dtype(dtype: np.dtype[Any], title: str) -> np.dtype[Any]:
 def _read_dtype(raw: Any, title: str) -> np.dtype[Any]:
     raw = getattr(raw, "as_numpy_dtype", raw)
     if isinstance(raw, type) and raw in (bool, int, float, complex):
-        return _jaxcore.canonical_dtype(raw)
+        return _dtypes.canonical_dtype(raw)
     try:
         dtype = np.dtype(raw).newbyteorder("=")
     except TypeError:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import jaxpyop
-from jaxpyop import _jaxcore
+from jaxpyop import _jaxcore, _sharding
 from tests.shared.processes import on_devices, run_python
 
 F = jnp.float32
@@ -58,7 +58,7 @@ def test_a_process_without_a_cpu_client_says_what_to_set():
         pytest.raises(RuntimeError, match=re.escape("set JAX_PLATFORMS=cuda,cpu")),
         mock.patch("jaxpyop._jaxcore.runtime.jax_config", mock.Mock(jax_platforms="cuda")),
     ):
-        _jaxcore.cpu_device()
+        _sharding.cpu_device()
 
 
 @pytest.mark.slow

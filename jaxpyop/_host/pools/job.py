@@ -24,7 +24,7 @@ from typing import Any, NamedTuple, NoReturn
 import jax
 import numpy as np
 
-from jaxpyop import _jaxcore
+from jaxpyop import _settings
 from jaxpyop._host import metrics
 from jaxpyop._host.errors import add_note, note_index
 from jaxpyop._host.host_call import Batch, HostCall
@@ -131,7 +131,7 @@ class Job:
         columns: list[np.ndarray[Any, Any]] = []
         late, done = time.monotonic() + self.seconds, 0
         at_home = working_for(self.home[1]) if self._is_at_home else contextlib.nullcontext()
-        with _jaxcore.with_thread_settings(self.settings), at_home:
+        with _settings.with_thread_settings(self.settings), at_home:
             own = iter(self.arrays)
             each = [self._each(next(own if row else shared), row) for row in self.rows]
             try:

@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from jaxpyop._dtypes import is_inexact
 from jaxpyop._host import is_own_failure, metrics
-from jaxpyop._jaxcore import is_inexact
 from jaxpyop._op.request import Op, is_nan
 from jaxpyop._values import Struct
 

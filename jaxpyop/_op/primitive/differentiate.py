@@ -12,9 +12,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxpyop import _jaxcore
+from jaxpyop import _jaxcore, _sharding
+from jaxpyop._dtypes import is_inexact
 from jaxpyop._host import Batch
-from jaxpyop._jaxcore import ad, is_inexact
+from jaxpyop._jaxcore import ad
 from jaxpyop._op.primitive.call import Call, made_by, masks_and_added_axes
 from jaxpyop._op.primitive.primitive import bind, python_call_p
 
@@ -175,7 +176,7 @@ def _cotangent_of(operand: Any, cotangent: Any, k: int, batch: Batch) -> Any:
     shape = operand.aval.shape
     if axes := tuple(axis for axis, (a, b) in enumerate(zip(cotangent.shape, shape)) if a != b):
         cotangent = jnp.sum(cotangent, axes, keepdims=True)
-    return _jaxcore.shard_as(cotangent, operand.aval)
+    return _sharding.shard_as(cotangent, operand.aval)
 
 
 ad.primitive_jvps[python_call_p] = _jvp  # where jax.jvp enters

@@ -18,7 +18,7 @@ import numpy as np
 from jax.experimental import io_callback
 from jax.experimental.buffer_callback import buffer_callback
 
-from jaxpyop import _config, _jaxcore
+from jaxpyop import _config, _dtypes, _jaxcore, _sharding
 from jaxpyop._host import Batch, Host, HostCall, Shared
 from jaxpyop._op.primitive.call import Call
 from jaxpyop._op.primitive.native import lowered_natively
@@ -71,12 +71,12 @@ def _lowering(ctx: Any, *operands: Any, call: Call, batch: Batch) -> Any:
         if (found := lowered_natively(ctx, host, operands)) is not None:
             return found
         return _lower_to_buffers(ctx, host, operands, results)[: len(ctx.avals_out)]
-    if not _jaxcore.HANDS_OVER_PACKED and _has_packed(ctx):
+    if not _dtypes.HANDS_OVER_PACKED and _has_packed(ctx):
         raise NotImplementedError(
             f"{call.title}: this version of JAX hands over wrong values of int4 and other packed dtypes; convert them "
             "with x.astype(jnp.int8), or update JAX to 0.10.2"
         )
-    devices = None if _jaxcore.device_count(ctx) == 1 else _jaxcore.AllDevices(ctx)
+    devices = None if _jaxcore.device_count(ctx) == 1 else _sharding.AllDevices(_jaxcore.devices_of(ctx))
     on_cpu = _jaxcore.platforms(ctx) == ("cpu",)
 
     def run(*args: Any) -> list[Any]:
@@ -124,7 +124,7 @@ def _takes_buffers(ctx: Any, call: Call) -> bool:
 
 
 def _has_packed(ctx: Any) -> bool:
-    return any(_jaxcore.is_packed(a.dtype) for a in (*ctx.avals_in, *ctx.avals_out))
+    return any(_dtypes.is_packed(a.dtype) for a in (*ctx.avals_in, *ctx.avals_out))
 
 
 def _call_back(call: HostCall, run: Callable[..., Any], results: list[Struct], args: Sequence[Any]) -> Sequence[Any]:
@@ -135,7 +135,7 @@ def _call_back(call: HostCall, run: Callable[..., Any], results: list[Struct], a
 
 
 def _spread(
-    devices: _jaxcore.AllDevices, host: Host, results: list[Struct], args: Sequence[Any], on_cpu: bool
+    devices: _sharding.AllDevices, host: Host, results: list[Struct], args: Sequence[Any], on_cpu: bool
 ) -> Sequence[Any]:
     # A callback's result lives on one device, in a sharding that eager operations on explicit meshes refuse (0.10 to
     # 0.12). So it is spread over the devices, and the other devices wait for it. If the body's exception were raised on

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpyop import _jaxcore
+from jaxpyop import _jaxcore, _settings, _sharding
 from jaxpyop._host import NO_BATCH, Batch, lend, metrics, results_of_elements, run_once, take_back
 from jaxpyop._jaxcore import Unusable
 from jaxpyop._op.body import element_structs
@@ -41,12 +41,12 @@ def bind(call: Call, *args: Any, batch: Batch = NO_BATCH) -> list[Any]:
     _jaxcore.prepare()
     if any(isinstance(a, Unusable) for a in args) and (refusal := call.refusal) is not None:
         return [Unusable(s.shape, s.dtype, refusal) for s in call.result_structs(args, batch)]
-    return python_call_p.bind(*_jaxcore.cast_to_common_axes(args), call=call, batch=batch)
+    return python_call_p.bind(*_sharding.cast_to_common_axes(args), call=call, batch=batch)
 
 
 def _impl(*args: Any, call: Call, batch: Batch) -> list[Any]:
     # JAX hands Python scalars through as they are.
-    arrays = [a if isinstance(a, (jax.Array, np.ndarray)) else _jaxcore.with_transfers(jnp.asarray, a) for a in args]
+    arrays = [a if isinstance(a, (jax.Array, np.ndarray)) else _settings.with_transfers(jnp.asarray, a) for a in args]
     if (refusal := call.refusal) is not None:
         return [Unusable(s.shape, s.dtype, refusal) for s in call.result_structs(arrays, batch)]
     outs = run_now(call, arrays, batch)
@@ -61,7 +61,7 @@ def _abstract_eval(*avals: Any, call: Call, batch: Batch) -> tuple[list[Any], se
     if call.stateful:
         effects.add(_jaxcore.effect_of_op(call.title, call.op.stateless_advice, call.ordered))
     # A shape that nobody gave is found here, by a run of the function on abstract values.
-    return [_jaxcore.result_aval(s.shape, s.dtype, avals) for s in call.result_structs(avals, batch)], effects
+    return [_sharding.result_aval(s.shape, s.dtype, avals) for s in call.result_structs(avals, batch)], effects
 
 
 def _batch(args: Sequence[Any], dims: Sequence[int | None], *, call: Call, batch: Batch) -> tuple[list[Any], list[int]]:
@@ -85,7 +85,7 @@ def _batch(args: Sequence[Any], dims: Sequence[int | None], *, call: Call, batch
         args[first:] = [jnp.broadcast_to(a, (size, *a.shape[1:])) for a in args[first:]]
     mask = tuple(block or d is not None for d in dims)
     outs = bind(call, *args, batch=Batch((size, *batch.sizes), (mask, *batch.masks), block))
-    return _jaxcore.shard_batch_like(outs, mapped, dims), [0] * len(outs)
+    return _sharding.shard_batch_like(outs, mapped, dims), [0] * len(outs)
 
 
 # ----------------------------------------------------------------- direct calls

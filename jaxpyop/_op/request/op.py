@@ -10,9 +10,9 @@ import jax
 import numpy as np
 
 from jaxpyop._config import Mode, config
+from jaxpyop._dtypes import is_inexact
 from jaxpyop._functions import without_partials
 from jaxpyop._host import VMAP_METHODS, Failures, Method, Workers, check_executor, check_workers
-from jaxpyop._jaxcore import is_inexact
 from jaxpyop._op.request.read_rules import RULES_ON_THE_HOST, Rules, check_function, read_rules
 from jaxpyop._values import CASTING, Leaf, ResultSpec, cast_to_numpy, read_tout, with_shapes
 

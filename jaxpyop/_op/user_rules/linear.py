@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxpyop._jaxcore import is_inexact
+from jaxpyop._dtypes import is_inexact
 from jaxpyop._op.body import DerivativeBody, call_with_advice, element_structs
 from jaxpyop._op.user_rules.vjp_and_jvp import (
     cotangents_of_inputs,

@@ -20,8 +20,8 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from jaxpyop._dtypes import is_inexact
 from jaxpyop._host import refusal, run_each
-from jaxpyop._jaxcore import is_inexact
 from jaxpyop._op.body import DerivativeBody, UserBody
 from jaxpyop._op.primitive import Call
 

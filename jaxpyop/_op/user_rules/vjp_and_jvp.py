@@ -16,8 +16,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxpyop._dtypes import is_inexact
 from jaxpyop._host import SEQUENTIAL, Method, refusal
-from jaxpyop._jaxcore import is_inexact
 from jaxpyop._native import is_native
 from jaxpyop._op.body import Body, DerivativeBody, UserBody, call_with_advice
 from jaxpyop._op.request import Op, is_differentiable, numerical

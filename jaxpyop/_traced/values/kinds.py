@@ -21,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jaxpyop import _dtypes
 from jaxpyop import _jaxcore as core
 
 
@@ -288,7 +289,7 @@ def num_to_array(v: Any, like: Any = None) -> Any:
         return v
     if v.kind == "b":
         return v.val
-    x64 = core.x64_enabled()
+    x64 = _dtypes.x64_enabled()
     dtype: Any = np.dtype(("int" if v.kind == "i" else "float") + ("64" if x64 else "32"))
     beside: Any = None if like is None else like.dtype
     is_float = beside is not None and jnp.issubdtype(beside, jnp.floating)
@@ -297,7 +298,7 @@ def num_to_array(v: Any, like: Any = None) -> Any:
     if is_float:
         dtype = beside  # in one step, because float64 by way of float32 to float16 would be rounded twice
     with jax.enable_x64(True):
-        return core.weakly_typed(v.val, dtype)
+        return _dtypes.weakly_typed(v.val, dtype)
 
 
 def num_as_dtype(v: Num, dtype: Any) -> Any:

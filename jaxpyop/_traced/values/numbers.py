@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxpyop import _jaxcore as core
+from jaxpyop import _sharding
 from jaxpyop._traced.values.kinds import *
 
 COMPARE: dict[type, Callable[..., Any]] = {
@@ -147,7 +147,7 @@ def _exact(x: Any) -> Any:
 
 def some_number(x: Any) -> Any:
     """A number that depends on an array. JAX refuses to take the first of one whose type says how it is sharded."""
-    return jnp.sum(x) if core.is_explicit(jax.typeof(x)) else x.reshape(-1)[0]
+    return jnp.sum(x) if _sharding.is_explicit(jax.typeof(x)) else x.reshape(-1)[0]
 
 
 # --------------------------------------------------------------------- operations

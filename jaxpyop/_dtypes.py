@@ -1,0 +1,70 @@
+"""Dtypes as JAX takes them: with and without 64 bits, those that have tangents, and those of less than a byte."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxpyop._settings import jax_config
+
+# Before 0.10.2, a callback of JAX's gets a wrong last value where packed values do not fill their last byte.
+HANDS_OVER_PACKED = jax.__version_info__ >= (0, 10, 2)
+
+
+def canonical_dtype(dtype: Any) -> np.dtype[Any]:
+    """Returns the dtype that JAX uses for a value of this dtype here: 64 bits become 32 without x64."""
+    return np.dtype(jax.dtypes.canonicalize_dtype(dtype))
+
+
+def x64_enabled() -> bool:
+    """Tells whether JAX has 64-bit types here and now."""
+    return bool(jax_config.jax_enable_x64)
+
+
+def explicit_x64_mode() -> str:
+    """Returns what JAX does where code asks for 64 bits, and they are off: "warn", "error" or "allow"."""
+    mode: Any = getattr(jax_config, "jax_explicit_x64_dtypes", "warn")
+    return str(getattr(mode, "name", mode)).lower()
+
+
+def with_wide_types(is_wide: bool) -> contextlib.AbstractContextManager[Any]:
+    """Gives a block 64-bit types if it needs them, and otherwise changes nothing."""
+    return jax.enable_x64(True) if is_wide else contextlib.nullcontext()
+
+
+def is_inexact(x: Any) -> bool:
+    """Tells whether `x` can have a tangent, which means that its dtype is floating or complex."""
+    # Every input and result of a recording is asked, and most are NumPy's own floats, which are told in less time.
+    return getattr(x.dtype, "kind", None) in ("f", "c") or bool(jax.dtypes.issubdtype(x.dtype, np.inexact))
+
+
+def is_packed(dtype: Any) -> bool:
+    """Tells whether several values of a dtype, such as int4, share a byte in XLA's memory."""
+    if jax.dtypes.issubdtype(dtype, np.integer):
+        return bool(jax.numpy.iinfo(dtype).bits < 8)
+    return bool(jax.dtypes.issubdtype(dtype, np.floating) and jax.numpy.finfo(dtype).bits < 8)
+
+
+def struct_of(x: Any) -> jax.ShapeDtypeStruct:
+    """Returns the shape, dtype and weak type of a value, or of the type of one."""
+    aval = x if hasattr(x, "shape") and hasattr(x, "dtype") else jax.typeof(x)
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=getattr(aval, "weak_type", False))
+
+
+def weakly_typed(x: Any, dtype: Any) -> Any:
+    """Returns a value in another dtype, which gives way to other dtypes, as the dtype of a Python number does."""
+    return jax.lax.convert_element_type_p.bind(x, new_dtype=dtype, weak_type=True, sharding=None)
+
+
+def with_weak_type(x: Any, aval: Any) -> Any:
+    """Returns a value whose type is weak if this type of the same dtype is, and only then.
+
+    A weak dtype gives way to other dtypes, as the dtype of a Python number does.
+    """
+    weak = getattr(aval, "weak_type", False)
+    if getattr(jax.typeof(x), "weak_type", False) == weak:
+        return x
+    return jax.lax.convert_element_type_p.bind(x, new_dtype=aval.dtype, weak_type=weak, sharding=None)

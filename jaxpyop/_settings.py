@@ -1,0 +1,57 @@
+"""JAX's settings of a thread: what they are, and another thread's for a block. All of it is public in JAX."""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+
+# JAX makes the attributes of this object at run time, so type checkers do not know them.
+jax_config: Any = jax.config
+
+# JAX's settings of a thread that decide what an operation gives or whether it raises, and what sets them for a block.
+_SETTINGS: dict[str, Any] = {
+    "jax_enable_x64": jax.enable_x64,
+    "jax_default_prng_impl": jax.default_prng_impl,
+    "jax_threefry_partitionable": jax.threefry_partitionable,
+    "jax_numpy_dtype_promotion": jax.numpy_dtype_promotion,
+    "jax_numpy_rank_promotion": jax.numpy_rank_promotion,
+    "jax_default_matmul_precision": jax.default_matmul_precision,
+    "jax_debug_nans": jax.debug_nans,
+}
+# Each call of a compiled program reads them.
+_read_settings = operator.attrgetter(*_SETTINGS)
+
+
+def thread_settings() -> tuple[Any, ...]:
+    """Returns the values of the settings of this thread that decide what an operation gives."""
+    return _read_settings(jax_config)
+
+
+@contextlib.contextmanager
+def with_thread_settings(settings: Sequence[Any]) -> Iterator[None]:
+    """Gives a block the settings of another thread."""
+    with contextlib.ExitStack() as stack:
+        for here, there, context in zip(thread_settings(), settings, _SETTINGS.values()):
+            if here != there:
+                stack.enter_context(context(there))
+        yield
+
+
+def with_transfers(function: Callable[..., Any], *args: Any) -> Any:
+    """Calls a function that brings values to the device on purpose, as `jax.device_put` does.
+
+    A transfer guard of "disallow" or "log" is about other transfers.
+    """
+    if jax_config.jax_transfer_guard_host_to_device not in ("disallow", "log"):
+        return function(*args)
+    with jax.transfer_guard_host_to_device("allow"):
+        return function(*args)
+
+
+def looks_at_transfers() -> bool:
+    """Tells whether JAX looks at each array that comes to a device: for NaNs, or because of a transfer guard."""
+    return bool(jax_config.jax_debug_nans or jax_config.jax_debug_infs or jax_config.jax_transfer_guard_host_to_device)
