@@ -11,6 +11,7 @@ Reading order: what is kept, how `fwd` runs, the body of `bwd`.
 from __future__ import annotations
 
 import collections
+import copy
 import dataclasses
 import functools
 import sys
@@ -43,7 +44,7 @@ class Residuals:
 
 
 def protected(value: Any) -> Any:
-    """Replaces the NumPy arrays in residuals by read-only copies.
+    """Replaces the NumPy arrays in residuals, also in dataclasses, by read-only copies.
 
     They are copied because `fwd` may write into its own arrays later. They are read-only because `bwd` may run several
     times after one run of `fwd`, as in `jax.jacrev`, and must not change what its next run reads.
@@ -55,6 +56,13 @@ def protected(value: Any) -> Any:
     if type(value) in (list, tuple) or hasattr(type(value), "_make"):
         # A named tuple is made by its `_make`.
         return getattr(type(value), "_make", type(value))(map(protected, value))
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        found = copy.copy(value)
+        for field in dataclasses.fields(value):
+            # A frozen one refuses `setattr`. A field that has no value yet is left so.
+            if hasattr(value, field.name):
+                object.__setattr__(found, field.name, protected(getattr(value, field.name)))
+        return found
     return {key: protected(part) for key, part in value.items()} if type(value) is dict else value
 
 

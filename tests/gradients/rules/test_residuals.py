@@ -2,6 +2,7 @@
 
 import collections
 import concurrent.futures
+import dataclasses
 import itertools
 import multiprocessing
 import threading
@@ -55,23 +56,35 @@ def test_any_object_is_kept(transform):
     np.testing.assert_allclose(transform(jax.grad(lambda x: (op(x) + 3 * op(x + 1)).sum()))(X), 8 * X + 6)
 
 
+Kept = collections.namedtuple("Kept", "slope")
+KeptFrozen = dataclasses.make_dataclass("KeptFrozen", ["slope"], frozen=True)
+KeptInSlots = dataclasses.make_dataclass(
+    "KeptInSlots", ["slope", ("late", int, dataclasses.field(init=False))], slots=True
+)
+HOLDERS = {
+    "array": (lambda x: x, lambda held: held),
+    "containers": (lambda x: {"kept": ([x],)}, lambda held: held["kept"][0][0]),
+    "named tuple": (Kept, lambda held: held.slope),
+    "frozen dataclass": (KeptFrozen, lambda held: held.slope),
+    "dataclass with slots and a field that is not set": (KeptInSlots, lambda held: held.slope),
+}
+every_holder = pytest.mark.parametrize(("hold", "take"), HOLDERS.values(), ids=HOLDERS)
+
+
+@every_holder
 @every_transform
-def test_fwd_may_write_into_its_residuals_later(transform):
+def test_fwd_may_write_into_its_residuals_later(transform, hold, take):
     buffer = np.zeros(3, np.float32)
 
     def fwd(x):
         buffer[...] = x
-        return x * x, {"kept": ([buffer],)}
+        return x * x, hold(buffer)
 
-    op = lambda x: numpy_function(square, [x], F, vjp=(fwd, lambda r, ct: 2 * ct * r["kept"][0][0]))
+    op = lambda x: numpy_function(square, [x], F, vjp=(fwd, lambda held, ct: 2 * ct * take(held)))
     np.testing.assert_allclose(transform(jax.grad(lambda x: (op(x) + op(2 * x)).sum()))(X), 10 * X)
 
 
-Kept = collections.namedtuple("Kept", "slope")
-HOLDERS = {"array": (lambda x: x, lambda held: held), "named tuple": (Kept, lambda held: held.slope)}
-
-
-@pytest.mark.parametrize(("hold", "take"), HOLDERS.values(), ids=HOLDERS)
+@every_holder
 def test_bwd_may_not_write_into_residuals(hold, take):
     def bwd(residuals, cotangents):
         slope = take(residuals)
