@@ -138,7 +138,9 @@ def make_op(
 def _check_options(options: dict[str, Any], api: str) -> None:
     _check_choice(options["vmap_method"], tuple(VMAP_METHODS), "vmap_method", api)
     _check_choice(options["casting"], CASTING, "casting", api)
-    _check_count(options.get("max_steps"), "max_steps", "iterations of a loop", api)
+    steps = options.get("max_steps")
+    if steps is not None and (isinstance(steps, bool) or not isinstance(steps, (int, np.integer)) or steps < 1):
+        raise ValueError(f"{api}: max_steps is {steps!r}; expected a whole number of iterations, at least 1, or None")
     if options["executor"] is not None and not isinstance(options["executor"], Workers):
         check_executor(options["executor"], api)
     for flag in ("stateful", "ordered", "copy", "out"):
@@ -195,11 +197,6 @@ def _check_choice(value: Any, choices: Sequence[Any], name: str, api: str) -> No
 
 
 _ONE_LIST = " (inputs go in one list, inp=[x, y])"
-
-
-def _check_count(count: Any, name: str, of: str, api: str) -> None:
-    if count is not None and (isinstance(count, bool) or not isinstance(count, (int, np.integer)) or count < 1):
-        raise ValueError(f"{api}: {name} is {count!r}; expected a whole number of {of}, at least 1, or None")
 
 
 # -------------------------------------------------------------------- on_error=

@@ -98,13 +98,9 @@ class Rules:
         """Whether there is a rule."""
         return any(rule is not None for rule in (self.vjp, self.jvp, self.transpose))
 
-    @property
-    def vjp_name(self) -> str:
-        return "vjp" if self.fwd is None else "bwd of vjp"
-
     def functions(self) -> Iterator[tuple[str, Any]]:
         """The functions among the rules, each with its name in errors."""
-        names = (self.vjp_name, "fwd of vjp", "jvp", "transpose")
+        names = ("vjp" if self.fwd is None else "bwd of vjp", "fwd of vjp", "jvp", "transpose")
         rules = (self.vjp, self.fwd, self.jvp, self.transpose)
         return ((name, rule) for name, rule in zip(names, rules) if callable(rule))
 
