@@ -57,7 +57,8 @@ def _end_of_main() -> list[jax.Array]:
     mesh = jax.make_mesh((len(devices),), ("devices",), devices=devices)
     places = [*devices, jax.sharding.NamedSharding(mesh, jax.P("devices"))] if len(devices) > 1 else devices
     end, zeros = jax.jit(lambda x: -x), np.zeros(len(devices), np.float32)
-    return [end(jax.device_put(zeros, place)) for place in places]
+    with jax.transfer_guard("allow"):
+        return [end(jax.device_put(zeros, place)) for place in places]
 
 
 def _is_computed(array: Any) -> bool:
