@@ -1,14 +1,53 @@
-"""A sweep in a process of its own, which notes each element that it computes: `python -m tests.batches.sweeps ...`."""
+"""What the tests of sweeps share, and a sweep in a process of its own: `python -m tests.sweeps.programs`."""
 
+import concurrent.futures
 import os
 import resource
 import sys
 import time
 
+import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import jaxpyop
+from tests.shared.functions import numpy_function
+
+F = jnp.float32
+X = np.arange(7, dtype=np.float32)
+W = np.arange(5.0)
+BASE = lambda x: W[2] * x + jnp.asarray(W)[x.astype(int) % 5]
+
+
+def on_host(func):
+    return lambda x: numpy_function(func, [x], F(0))
+
+
+def apart(call):
+    """What a call gives in another thread, which knows nothing of the sweep that this one is in."""
+    with concurrent.futures.ThreadPoolExecutor(1) as thread:
+        return thread.submit(call).result()
+
+
+def same(results, expected):
+    """Compare two pytrees, with their types."""
+    assert jax.tree.structure(results) == jax.tree.structure(expected)
+    for one, other in zip(jax.tree.leaves(results), jax.tree.leaves(expected)):
+        assert isinstance(one, np.ndarray)
+        assert one.dtype == other.dtype
+        np.testing.assert_allclose(one.astype(np.complex128), np.asarray(other).astype(np.complex128), rtol=1e-6)
+
+
+def half_done(folder, f, inputs, batch_size=2, after=1, **options):
+    """Leave a folder with some finished blocks."""
+
+    def stop(done, total):
+        if done >= after * batch_size:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        jaxpyop.map_batches(f, inputs, batch_size=batch_size, checkpoint=folder, progress=stop, **options)
 
 
 def noted(log, seconds):
