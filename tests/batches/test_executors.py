@@ -172,7 +172,7 @@ def test_the_elements_of_a_lost_chunk_are_told():
 @every_api
 def test_default_threads_run_elements_at_once(api):
     """And the caller too: four elements that wait for each other end only if all four run."""
-    barrier = threading.Barrier(4, timeout=30)
+    barrier = threading.Barrier(4, timeout=60)
     names = set()
 
     def body(x):
@@ -220,7 +220,7 @@ def test_a_task_of_the_users_on_the_same_pool():
     pool = pool_of(1)
     task = pool.submit(lambda: float(numpy_function(np.negative, [2.0], F, executor=pool)))
     try:
-        assert task.result(timeout=10) == -2
+        assert task.result(timeout=60) == -2
     finally:
         pool.shutdown(cancel_futures=True)
 

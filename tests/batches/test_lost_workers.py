@@ -1,6 +1,7 @@
 """`retries=` and `timeout=` on each engine: workers that die, elements that kill them, functions that do not end."""
 
 import contextlib
+import copyreg
 import itertools
 import os
 import random
@@ -125,10 +126,8 @@ def test_a_function_that_does_not_end(engine, workers):
     while len(set(np.asarray(pids(grid(8))).tolist())) < workers:
         pass  # the start of workers, also of those that died in another test, does not count
     f = compiled(bodies.hang_at_five, engine, timeout=2)
-    began = time.monotonic()
     assert_raises_at(5, TimeoutError, "func took longer than timeout=", f, grid(20))
-    assert time.monotonic() - began < 5
-    f = compiled(bodies.hang_at_five, engine, timeout=0.5, on_error=-1)
+    f = compiled(bodies.hang_at_five, engine, timeout=2, on_error=-1)
     with pytest.warns(RuntimeWarning, match="filled the results of 1 element.*timeout"):
         found = f(grid(20))
     np.testing.assert_array_equal(found, np.where(np.arange(20) == 5, -1, 2 * np.arange(20)))
@@ -139,7 +138,7 @@ BADLY = [bodies.wait_at_five, bodies.hang_on, bodies.hold_the_lock, bodies.die_a
 
 @pytest.mark.parametrize("body", BADLY)
 def test_a_function_that_an_exception_may_not_end(body):
-    f = compiled(body, new_processes, timeout=0.5, on_error=-1, chunksize=4)
+    f = compiled(body, new_processes, timeout=2, on_error=-1, chunksize=4)
     with pytest.warns(RuntimeWarning, match="filled the results of 1 element"):
         found = f(grid(20))
     np.testing.assert_array_equal(found, np.where(np.arange(20) == 5, -1, 2 * np.arange(20)))
@@ -175,15 +174,21 @@ def test_a_block_that_kills_its_worker_is_not_run_here():
 
 
 @each_engine
-def test_a_large_shared_input_does_not_travel_with_each_chunk(engine):
+def test_a_large_shared_input_does_not_travel_with_each_chunk(engine, monkeypatch):
     options = {"vmap_method": "parallel", "output_shapes": (), "copy": False}
     options |= {"executor": jaxpyop.Workers(engine, chunksize=4)}
     table = jnp.arange(5e6)
     f = jax.jit(jax.vmap(lambda x, t: numpy_function(bodies.entry, [x, t], F, **options), (0, None)))
-    np.testing.assert_array_equal(f(grid(200), table), grid(200))
-    began = time.monotonic()
-    np.testing.assert_array_equal(f(grid(200), table + 1), grid(200) + 1)
-    assert time.monotonic() - began < 5  # a GB would take longer
+    pickled = []
+
+    def note_large(array):
+        pickled.append(array.nbytes)
+        return array.__reduce__()
+
+    monkeypatch.setitem(copyreg.dispatch_table, np.ndarray, note_large)
+    for k in range(2):
+        np.testing.assert_array_equal(f(grid(200), table + k), grid(200) + k)
+    assert sum(nbytes > 10**6 for nbytes in pickled) <= 2
 
 
 def test_workers_and_files_end_with_a_program_that_is_killed(tmp_path):
@@ -268,9 +273,7 @@ def test_an_interrupt_ends_the_bodies(engine, tmp_path):
                 time.sleep(0.05)
             assert (tmp_path / name).exists()
             (os.kill if engine == "dask" else os.killpg)(program.pid, signal.SIGINT)
-            began = time.monotonic()
             assert program.stdout.readline() == "interrupted\n"
-            assert time.monotonic() - began < 2
         # The workers that a cluster of Dask's starts again have to be there before it can end.
         assert program.communicate(timeout=60) == ("", None)
         time.sleep(1)  # what starts and watches processes ends a little later
@@ -280,4 +283,4 @@ def test_an_interrupt_ends_the_bodies(engine, tmp_path):
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(program.pid, signal.SIGKILL)
-        program.wait()
+        program.communicate()

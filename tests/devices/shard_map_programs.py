@@ -102,5 +102,5 @@ def shard_map_gradients_of_numpy_functions(on):
 
 @program
 def shards_run_at_once(on):
-    barrier = threading.Barrier(4, timeout=10)
+    barrier = threading.Barrier(4, timeout=60)
     same(on.shard_map(lambda x: numpy_function(lambda x: (barrier.wait(), x)[1], [x], F))(on.x), FULL)

@@ -73,7 +73,7 @@ def test_a_function_on_a_thread_of_xlas_sees_its_callers_context():
 
 def test_functions_on_threads_that_python_does_not_know_see_a_copy_of_the_context():
     """Two run at the same time, and one context cannot be entered twice."""
-    variable, both = contextvars.ContextVar("variable", default="unset"), threading.Barrier(2, timeout=20)
+    variable, both = contextvars.ContextVar("variable", default="unset"), threading.Barrier(2, timeout=60)
     seen, errors, ended = [], [], []
 
     def body(x):

@@ -62,14 +62,14 @@ CASES = {
 @pytest.mark.parametrize(("name", "transport"), [*((name, "auto") for name in CASES), ("ordered", "callback")])
 def test_the_process_ends(name, transport):
     code, status, ends = CASES[name]
-    done = run_python(START + code, timeout=40, check=False, JAXPYOP_TRANSPORT=transport)
+    done = run_python(START + code, check=False, JAXPYOP_TRANSPORT=transport)
     assert (done.stderr, done.returncode) == ("", status)
     assert done.stdout.count("begin") == done.stdout.count("end") == ends
 
 
 @pytest.mark.parametrize("program", ["ordered", "program"])
 def test_an_exception_of_the_program_is_all_that_is_shown(program):
-    done = run_python(START + f"{program}({program}(busy()))\nraise ValueError('mine')", timeout=40, check=False)
+    done = run_python(START + f"{program}({program}(busy()))\nraise ValueError('mine')", check=False)
     frames = r'Traceback .*:\n  File "<string>", line \d+, in <module>\n(    .*\n)?ValueError: mine\n'
     assert re.fullmatch(frames, done.stderr)
     assert done.returncode == 1
@@ -89,7 +89,7 @@ program(program(long(start)))
 
 @pytest.mark.parametrize(("devices", "place", "runs"), [(1, 0, 3), (2, 1, 3), (2, "mesh", 6)], ids=str)
 def test_a_program_whose_results_were_dropped_ends(devices, place, runs):
-    done = run_python(START + f"place = {place!r}\n" + DROPPED, timeout=40, check=False, **on_devices(devices))
+    done = run_python(START + f"place = {place!r}\n" + DROPPED, check=False, **on_devices(devices))
     assert (done.stderr, done.returncode) == ("", 0)
     assert done.stdout.count("begin") == done.stdout.count("end") == runs
 
@@ -114,7 +114,7 @@ sys.exit(3)
 
 
 def test_a_function_that_goes_on_is_ended():
-    done = run_python(START + LATE, timeout=40, check=False)
+    done = run_python(START + LATE, check=False)
     assert (done.returncode, done.stdout.split()) == (3, ["begin"])
     assert "SystemExit" in done.stderr
 
@@ -127,6 +127,6 @@ def fail(x):
     raise LookupError("of the function")
 y = jax.jit(lambda x: jaxpyop.py_func(fail, [x], F))(busy())
 """
-    done = run_python(START + code, timeout=40, check=False)
+    done = run_python(START + code, check=False)
     assert "PythonBodyError: py_func 'fail' failed: LookupError: of the function" in done.stderr
     assert done.returncode in (0, 1)

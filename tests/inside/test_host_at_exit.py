@@ -43,5 +43,5 @@ threading.Thread(target=use).start()
 @pytest.mark.parametrize("before", [True, False], ids=["late before the run", "late after the run"])
 def test_the_process_waits_for_other_devices(before):
     """Python would abort the process: it would end the thread of a device in the middle of a call."""
-    done = run_python(LATE.replace("{before}", str(before)), timeout=40, check=False, **on_devices(4))
+    done = run_python(LATE.replace("{before}", str(before)), check=False, **on_devices(4))
     assert (done.returncode, done.stderr) == (0, "")

@@ -58,6 +58,8 @@ def noted(log, seconds):
         os.write(note, f"{int(x)}\n".encode())
         os.close(note)
         time.sleep(seconds)
+        while "HOLD" in os.environ:  # until the process is killed
+            time.sleep(1)
         return 2 * x
 
     return lambda x: jaxpyop.py_func(double_on_host, [x], jnp.int32) + 1

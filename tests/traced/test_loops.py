@@ -99,7 +99,7 @@ def test_forty_ifs_in_a_row_are_traced_in_time():
 
     start = time.thread_time()
     jax.make_jaxpr(op(body, "traced"))(2.0)
-    assert time.thread_time() - start < 2
+    assert time.thread_time() - start < 20  # one path after the other would take for ever
 
 
 def test_a_direct_call_runs_the_function_itself():
