@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterable
 from typing import Any
 
 import jax
@@ -33,6 +34,12 @@ def explicit_x64_mode() -> str:
 def with_wide_types(is_wide: bool) -> contextlib.AbstractContextManager[Any]:
     """Gives a block 64-bit types if it needs them, and otherwise changes nothing."""
     return jax.enable_x64(True) if is_wide else contextlib.nullcontext()
+
+
+def as_wide_as(values: Iterable[Any]) -> contextlib.AbstractContextManager[Any]:
+    """Gives a block 64-bit types if a value has one, which comes from code that had them."""
+    dtypes = [getattr(value, "aval", value).dtype for value in values]
+    return with_wide_types(any(d.itemsize >= 8 and canonical_dtype(d) != d for d in dtypes))
 
 
 def is_inexact(x: Any) -> bool:

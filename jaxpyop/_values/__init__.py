@@ -2,8 +2,8 @@
 
 To be read in this order: `inputs` (what the user passes), `arguments` (how derivative rules get them), `spec` (what is
 declared, and taking a function's return value apart by it), `tout` (how it is read), `encodings` (results that the op
-returns in another form), `cast` (a function's result becomes an array of the declared dtype, or is refused), and
-`hidden` (traced values that a function reads without getting them).
+returns in another form), `cast` (a function's result becomes an array of the declared dtype, or is refused),
+`hidden` (traced values that a function reads without getting them), and `kept` (residuals, until the backward pass).
 """
 
 from jaxpyop._values.arguments import Arguments, spread
@@ -34,5 +34,6 @@ from jaxpyop._values.inputs import (
     static,
     without_weak_type,
 )
+from jaxpyop._values.kept import protected, size_of
 from jaxpyop._values.spec import IN_A_LOOP, Leaf, ResultSpec, Struct, kind_of, match, show_shape
 from jaxpyop._values.tout import check_shape, fill_shape, read_tout, with_shapes

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxpyop import _jaxcore, _sharding
+from jaxpyop import _dtypes, _jaxcore, _sharding
 from jaxpyop._dtypes import is_inexact
 from jaxpyop._host import Batch
 from jaxpyop._jaxcore import ad
@@ -134,6 +134,11 @@ def _batch_of_derivative(
 
 
 def _transpose(cotangents: Sequence[Any], *operands: Any, call: Call, batch: Batch) -> list[Any]:
+    with _dtypes.as_wide_as([*cotangents, *operands]):
+        return _transpose_here(cotangents, operands, call, batch)
+
+
+def _transpose_here(cotangents: Sequence[Any], operands: Sequence[Any], call: Call, batch: Batch) -> list[Any]:
     if not call.body.linear_inputs:
         return _transpose_function(cotangents, operands, call, batch)
     nonzero = tuple(type(ct) is not ad.Zero for ct in cotangents)
@@ -162,7 +167,7 @@ def _transpose_function(cotangents: Sequence[Any], operands: Sequence[Any], call
     inputs = [jnp.zeros(x.aval.shape, x.aval.dtype) if m else x for x, m in zip(operands, moves)]
     own = [x for x, m in zip(operands, moves) if m]
     of_both = batch.with_inputs(lambda mask: (*mask, *(has for has, m in zip(mask, moves) if m)))
-    found = iter(_transpose(cotangents, *inputs, *own, call=linear, batch=of_both)[len(inputs) :])
+    found = iter(_transpose_here(cotangents, [*inputs, *own], linear, of_both)[len(inputs) :])
     return [next(found) if m else None for m in moves]
 
 

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpyop import _jaxcore, _settings, _sharding
+from jaxpyop import _dtypes, _jaxcore, _settings, _sharding
 from jaxpyop._host import NO_BATCH, Batch, lend, metrics, results_of_elements, run_once, take_back
 from jaxpyop._jaxcore import Unusable
 from jaxpyop._op.body import element_structs
@@ -49,10 +49,11 @@ def _impl(*args: Any, call: Call, batch: Batch) -> list[Any]:
     arrays = [a if isinstance(a, (jax.Array, np.ndarray)) else _settings.with_transfers(jnp.asarray, a) for a in args]
     if (refusal := call.refusal) is not None:
         return [Unusable(s.shape, s.dtype, refusal) for s in call.result_structs(arrays, batch)]
-    outs = run_now(call, arrays, batch)
-    call.note_shapes(
-        structs_of(arrays, batch), element_structs(outs[: len(outs) - len(call.operands.extra_results)], batch.sizes)
-    )
+    # A pullback may be called after the block with 64-bit types in which it was made.
+    with _dtypes.as_wide_as(arrays):
+        outs = run_now(call, arrays, batch)
+    results = outs[: len(outs) - len(call.operands.extra_results)]
+    call.note_shapes(structs_of(arrays, batch), element_structs(results, batch.sizes))
     return outs
 
 

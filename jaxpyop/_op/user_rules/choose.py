@@ -34,9 +34,9 @@ from jaxpyop._op.primitive import (
 from jaxpyop._op.request import is_differentiable, numerical
 from jaxpyop._op.user_rules.linear import LinearCotangents, LinearTangents
 from jaxpyop._op.user_rules.numerical import NumericalBody
-from jaxpyop._op.user_rules.residuals import BwdRule, Residuals, protected, run_fwd, size_of
+from jaxpyop._op.user_rules.residuals import BwdRule, Residuals, run_fwd
 from jaxpyop._op.user_rules.vjp_and_jvp import JvpRule, MissingTangents, VjpRule, method_of_rules
-from jaxpyop._values import Struct
+from jaxpyop._values import Struct, protected, size_of
 
 
 def linearize_by_rules(call: Call, perturbed: tuple[bool, ...]) -> Linearization:

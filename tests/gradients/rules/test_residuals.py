@@ -5,7 +5,9 @@ import concurrent.futures
 import dataclasses
 import itertools
 import multiprocessing
+import operator
 import threading
+import time
 
 import jax
 import jax.numpy as jnp
@@ -57,16 +59,48 @@ def test_any_object_is_kept(transform):
 
 
 Kept = collections.namedtuple("Kept", "slope")
-KeptFrozen = dataclasses.make_dataclass("KeptFrozen", ["slope"], frozen=True)
-KeptInSlots = dataclasses.make_dataclass(
-    "KeptInSlots", ["slope", ("late", int, dataclasses.field(init=False))], slots=True
-)
+Frozen = dataclasses.make_dataclass("Frozen", ["slope"], frozen=True)
+InSlots = dataclasses.make_dataclass("InSlots", ["slope", ("late", int, dataclasses.field(init=False))], slots=True)
+
+
+class OfTwo(tuple):
+    """A tuple with its own constructor, and an attribute besides."""
+
+    def __new__(cls, one, two):
+        made = super().__new__(cls, (one, two))
+        made.name = "two"
+        return made
+
+
+class Rows(list):
+    """A list by another name."""
+
+
+def in_object_array(x):
+    made = np.empty(1, object)
+    made[0] = x
+    return made
+
+
+def of_two(held):
+    assert (type(held), held.name) == (OfTwo, "two")
+    return held[0]
+
+
+first, slope, named_slope = operator.itemgetter(0), operator.attrgetter("slope"), operator.itemgetter("slope")
 HOLDERS = {
     "array": (lambda x: x, lambda held: held),
     "containers": (lambda x: {"kept": ([x],)}, lambda held: held["kept"][0][0]),
-    "named tuple": (Kept, lambda held: held.slope),
-    "frozen dataclass": (KeptFrozen, lambda held: held.slope),
-    "dataclass with slots and a field that is not set": (KeptInSlots, lambda held: held.slope),
+    "named tuple": (Kept, slope),
+    "frozen dataclass": (Frozen, slope),
+    "dataclass with slots and a field that is not set": (InSlots, slope),
+    "subclass of tuple": (lambda x: OfTwo(x, time.gmtime(0)), of_two),
+    "subclass of dict": (lambda x: collections.OrderedDict(slope=x), named_slope),
+    "dict with a factory": (lambda x: collections.defaultdict(list, slope=x), named_slope),
+    "deque": (lambda x: collections.deque([x]), first),
+    "subclass of list": (lambda x: Rows([x]), first),
+    "subclass of array": (lambda x: x.view(np.recarray), np.asarray),
+    "array of objects": (in_object_array, first),
 }
 every_holder = pytest.mark.parametrize(("hold", "take"), HOLDERS.values(), ids=HOLDERS)
 
