@@ -37,9 +37,10 @@ def with_wide_types(is_wide: bool) -> contextlib.AbstractContextManager[Any]:
 
 
 def as_wide_as(values: Iterable[Any]) -> contextlib.AbstractContextManager[Any]:
-    """Gives a block 64-bit types if a value has one, which comes from code that had them."""
-    dtypes = [getattr(value, "aval", value).dtype for value in values]
-    return with_wide_types(any(d.itemsize >= 8 and canonical_dtype(d) != d for d in dtypes))
+    """Gives a block the 64-bit types that one of its values has, which comes from code that had them."""
+    # Python's numbers have no dtype.
+    dtypes = [getattr(getattr(value, "aval", value), "dtype", np.dtype(bool)) for value in values]
+    return with_wide_types(not x64_enabled() and any(d.itemsize >= 8 and canonical_dtype(d) != d for d in dtypes))
 
 
 def is_inexact(x: Any) -> bool:
