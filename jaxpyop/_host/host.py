@@ -172,18 +172,19 @@ class Host:
             self._in_context(arrays, outs)
 
     def _in_context(self, arrays: Sequence[Any], outs: Sequence[Any]) -> None:
-        environment = self.call.environment
         if isinstance(python_thread(), _XLA_THREADS):
             # The context of XLA's threads is empty.
-            environment.context.copy().run(self._in_environment, arrays, outs)
-        elif environment.is_current():
-            self._fill(arrays, outs)
+            self.call.environment.context.copy().run(self._in_environment, arrays, outs)
         else:
             self._in_environment(arrays, outs)
 
     def _in_environment(self, arrays: Sequence[Any], outs: Sequence[Any]) -> None:
-        with self.call.environment.entered():
+        environment = self.call.environment
+        if environment.is_current():
             self._fill(arrays, outs)
+        else:
+            with environment.entered():
+                self._fill(arrays, outs)
 
     def _fill(self, arrays: Sequence[Any], outs: Sequence[Any]) -> None:
         inputs = [self._take(a) for a in arrays]

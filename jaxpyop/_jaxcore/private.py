@@ -4,7 +4,8 @@ No other module looks up such a name. A name that a JAX lacks is None here. What
 it (`FEATURES`), each of which says so where it is used (`has`, `why_without`). No code takes the place of a feature, so
 that nothing is written twice: what needs it raises, or JAX's own slower way is taken.
 
-The names in `jax.extend` are looked up where a program first needs them, because it also imports Pallas.
+All are looked up when the package is imported. `jax.extend` also imports Pallas, which adds settings to those that a
+program depends on (JAX 0.12): if it came with the first op, each program would be traced and compiled once more.
 """
 
 from __future__ import annotations
@@ -101,9 +102,8 @@ class _Private:
     """The names of JAX, each an attribute that is None if this JAX lacks it."""
 
     def __init__(self) -> None:
-        for name, path in NAMES.items():
-            if not path.startswith("jax.extend."):
-                getattr(self, name)
+        for name in NAMES:
+            getattr(self, name)
 
     def __getattr__(self, name: str) -> Any:
         if name not in NAMES:

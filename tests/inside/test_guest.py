@@ -105,6 +105,32 @@ def test_what_an_import_and_each_op_change(use):
     assert found["use"] == MADE.get(use, [])
 
 
+@pytest.mark.parametrize("op", ["jnp.sin(x)", "numpy_function(np.sin, [x], F)", "py_func(np.sin, [x], F)"])
+def test_with_the_first_op_of_a_process_nothing_is_traced_or_compiled_twice(op):
+    """A module of JAX's that is imported for the op may have settings, and each program depends on all of them."""
+    run_python(
+        textwrap.dedent(f"""
+        import jaxpyop, jax, jax.numpy as jnp, numpy as np
+        from jaxpyop import numpy_function, py_func
+        F, traced = jnp.float32, []
+
+        @jax.jit
+        def program(x):
+            traced.append(x)
+            return {op}
+
+        @jax.jit
+        def other(x):
+            traced.append(x)
+            return x + 1
+
+        for _ in range(3):
+            other(program(other(F(1))))
+        assert len(traced) == 2, traced
+        """)
+    )
+
+
 def test_the_doctor_lists_the_changes():
     code = """
         import jaxpyop, jax, jax.numpy as jnp, numpy as np

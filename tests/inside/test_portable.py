@@ -84,7 +84,7 @@ def test_without_each_of_the_names_and_without_all_of_them():
         absent = {k for k, path in _jaxcore.NAMES.items() if path in name.split(",")}
         lacks = [title for title, feature in _jaxcore.FEATURES.items() if absent & set(feature.names.split())]
         assert said["lacks"] == lacks
-        if not (OF_OBJECTS.search(name) or name.startswith("jax.extend.")):
+        if not OF_OBJECTS.search(name):
             (warning,) = said["warnings"]
             assert warning.startswith("JAX ")
             assert all(_jaxcore.FEATURES[title].without in warning for title in lacks)
