@@ -60,19 +60,3 @@ def struct_of(x: Any) -> jax.ShapeDtypeStruct:
     """Returns the shape, dtype and weak type of a value, or of the type of one."""
     aval = x if hasattr(x, "shape") and hasattr(x, "dtype") else jax.typeof(x)
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=getattr(aval, "weak_type", False))
-
-
-def weakly_typed(x: Any, dtype: Any) -> Any:
-    """Returns a value in another dtype, which gives way to other dtypes, as the dtype of a Python number does."""
-    return jax.lax.convert_element_type_p.bind(x, new_dtype=dtype, weak_type=True, sharding=None)
-
-
-def with_weak_type(x: Any, aval: Any) -> Any:
-    """Returns a value whose type is weak if this type of the same dtype is, and only then.
-
-    A weak dtype gives way to other dtypes, as the dtype of a Python number does.
-    """
-    weak = getattr(aval, "weak_type", False)
-    if getattr(jax.typeof(x), "weak_type", False) == weak:
-        return x
-    return jax.lax.convert_element_type_p.bind(x, new_dtype=aval.dtype, weak_type=weak, sharding=None)

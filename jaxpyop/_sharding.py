@@ -11,9 +11,6 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionS
 
 from jaxpyop._settings import jax_config
 
-# It has no public name before JAX 0.10.2.
-_ShapedArray: Any = type(jax.typeof(0.0))
-
 
 def is_explicit(aval: Any) -> bool:
     """Tells whether a type says how its arrays are sharded."""
@@ -49,16 +46,6 @@ def placed_like(x: Any, like: Any) -> Any:
     return jax.device_put(x, sharding)
 
 
-def cast_to_common_axes(args: Sequence[Any]) -> list[Any]:
-    """Gives all values the same varying axes, as `shard_map` asks of operands."""
-    # The mesh axes over which each value differs between shards.
-    axes: list[frozenset[str]] = [frozenset(jax.typeof(a).manual_axis_type.varying) for a in args]
-    union = frozenset().union(*axes)
-    if not union:
-        return list(args)
-    return [jax.lax.pcast(a, tuple(union - own), to="varying") if union - own else a for a, own in zip(args, axes)]
-
-
 def shard_as(x: Any, aval: Any) -> Any:
     """Shards a value as its type on an explicit mesh says, and elsewhere returns it as it is."""
     wanted = aval.sharding
@@ -78,20 +65,6 @@ def shard_batch_like(outs: Sequence[Any], args: Sequence[Any], dims: Sequence[in
             specs = [PartitionSpec(axis, *[None] * (out.ndim - 1)) for out in outs]
             return [jax.sharding.reshard(o, NamedSharding(sharding.mesh, spec)) for o, spec in zip(outs, specs)]
     return list(outs)
-
-
-def result_aval(shape: Sequence[int], dtype: Any, operands: Sequence[Any]) -> Any:
-    """Returns the aval of a replicated result, on the explicit mesh and with the varying axes of its operands."""
-    aval = _ShapedArray(tuple(shape), np.dtype(dtype))
-    likes = [a for a in operands if a.manual_axis_type.varying]
-    # If an operand is sharded, the result gets no mesh. JAX accepts that as the next carry of a loop whose first carry
-    # was sharded, and refuses a replicated result there.
-    if not likes and not any(axis is not None for a in operands for axis in a.sharding.spec):
-        likes = [a for a in operands if AxisType.Explicit in a.sharding.mesh.axis_types]
-    if not likes:
-        return aval
-    sharding = NamedSharding(likes[0].sharding.mesh, PartitionSpec(*[None] * len(shape)))
-    return aval.update(sharding=sharding, manual_axis_type=likes[0].manual_axis_type)
 
 
 class AllDevices:

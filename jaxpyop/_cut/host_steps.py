@@ -103,7 +103,7 @@ class LoopStep:
         # A loop with no turn returns its inputs. They are copied, because the results of a program share no memory.
         outs = [jnp.copy(out) if any(out is a for a in args) else out for out in self._run(args)]
         # The branches of a cond may differ in weak types, and so may the start of a loop and its turns.
-        return [_dtypes.with_weak_type(out, v.aval) for out, v in zip(outs, self._eqn.outvars, strict=True)]
+        return [_jaxcore.with_weak_type(out, v.aval) for out, v in zip(outs, self._eqn.outvars, strict=True)]
 
 
 def _cond(eqn: Any, params: dict[str, Any], plan: _Plan) -> _Run:
@@ -152,7 +152,7 @@ def _scan(eqn: Any, params: dict[str, Any], plan: _Plan) -> _Run:
         plan(_jaxcore.make_jaxpr(turn, [*map(_dtypes.struct_of, avals), number]), donated) if length else None
     )
     # The results of the loop may have a weak type.
-    zeros = lambda: [_dtypes.with_weak_type(jnp.zeros(aval.shape, aval.dtype), aval) for aval in stacked]
+    zeros = lambda: [_jaxcore.with_weak_type(jnp.zeros(aval.shape, aval.dtype), aval) for aval in stacked]
     start = jax.jit(lambda: [*zeros(), jnp.int32(0)])
 
     def run(args: Sequence[Any]) -> Sequence[Any]:

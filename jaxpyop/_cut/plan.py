@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpyop import _dtypes, _jaxcore, _sharding
+from jaxpyop import _jaxcore, _sharding
 from jaxpyop._cut.host_steps import HostStep, LoopStep, is_run_by_turns
 from jaxpyop._cut.inline import Program, call_of, holds_call, inlined, variables_of
 from jaxpyop._cut.partition import Step, partitioned
@@ -176,7 +176,7 @@ def segment_of(
         env = program.constants | dict(zip(reads, arrays))
         _jaxcore.run_equations(eqns, env)
         # Operands that Python made may have lost their weak types.
-        return [_dtypes.with_weak_type(env[value], value.aval) for value in makes]
+        return [_jaxcore.with_weak_type(env[value], value.aval) for value in makes]
 
     return segment
 

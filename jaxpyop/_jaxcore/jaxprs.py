@@ -110,6 +110,22 @@ def scan_counts(eqn: Any) -> tuple[int, int]:
     return len(list(consts)), len(list(carry))
 
 
+def weakly_typed(x: Any, dtype: Any) -> Any:
+    """Returns a value in another dtype, which gives way to other dtypes, as the dtype of a Python number does."""
+    return jax.lax.convert_element_type_p.bind(x, new_dtype=dtype, weak_type=True, sharding=None)
+
+
+def with_weak_type(x: Any, aval: Any) -> Any:
+    """Returns a value whose type is weak if this type of the same dtype is, and only then.
+
+    A weak dtype gives way to other dtypes, as the dtype of a Python number does.
+    """
+    weak = getattr(aval, "weak_type", False)
+    if getattr(jax.typeof(x), "weak_type", False) == weak:
+        return x
+    return jax.lax.convert_element_type_p.bind(x, new_dtype=aval.dtype, weak_type=weak, sharding=None)
+
+
 def make_jaxpr(function: Callable[..., Sequence[Any]], args: Sequence[Any]) -> Any:
     """Traces a function that takes and returns flat lists of values, and returns its closed jaxpr."""
     # JAX may have traced the same function under a state that it does not know, so it gets a new one.

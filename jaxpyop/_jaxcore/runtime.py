@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import SingleDeviceSharding
+from jax.sharding import AxisType, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from jaxpyop._dtypes import canonical_dtype
 from jaxpyop._jaxcore.changes import make, makes
@@ -168,6 +168,30 @@ def _aval(shape: tuple[int, ...], dtype: np.dtype[Any], x64: bool) -> Any:
 
 
 # ---------------------------------------------------------------------- sharding
+
+
+def cast_to_common_axes(args: Sequence[Any]) -> list[Any]:
+    """Gives all values the same varying axes, as `shard_map` asks of operands."""
+    # The mesh axes over which each value differs between shards.
+    axes: list[frozenset[str]] = [frozenset(jax.typeof(a).manual_axis_type.varying) for a in args]
+    union = frozenset().union(*axes)
+    if not union:
+        return list(args)
+    return [jax.lax.pcast(a, tuple(union - own), to="varying") if union - own else a for a, own in zip(args, axes)]
+
+
+def result_aval(shape: Sequence[int], dtype: Any, operands: Sequence[Any]) -> Any:
+    """Returns the aval of a replicated result, on the explicit mesh and with the varying axes of its operands."""
+    aval = ShapedArray(tuple(shape), np.dtype(dtype))
+    likes = [a for a in operands if a.manual_axis_type.varying]
+    # If an operand is sharded, the result gets no mesh. JAX accepts that as the next carry of a loop whose first carry
+    # was sharded, and refuses a replicated result there.
+    if not likes and not any(axis is not None for a in operands for axis in a.sharding.spec):
+        likes = [a for a in operands if AxisType.Explicit in a.sharding.mesh.axis_types]
+    if not likes:
+        return aval
+    sharding = NamedSharding(likes[0].sharding.mesh, PartitionSpec(*[None] * len(shape)))
+    return aval.update(sharding=sharding, manual_axis_type=likes[0].manual_axis_type)
 
 
 def devices_of(ctx: Any) -> Sequence[Any]:

@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpyop import _dtypes, _sharding
+from jaxpyop import _dtypes
 from jaxpyop import _jaxcore as core
 from jaxpyop._jaxcore import ad
 
@@ -102,7 +102,7 @@ def bind_loop(body: Any, state: Sequence[Any], max_steps: int | None, label: str
     if body.effects:
         # JAX's own loop knows how to order effects, or refuses them.
         return _run(*operands, loop=loop)
-    return loop_p.bind(*_sharding.cast_to_common_axes(operands), loop=loop)
+    return loop_p.bind(*core.cast_to_common_axes(operands), loop=loop)
 
 
 def with_64_bits(rule: Any) -> Any:

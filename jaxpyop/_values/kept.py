@@ -42,10 +42,16 @@ def protected(value: Any) -> Any:
             found[key] = protected(found[key])
         return found
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        # A field that has no value yet is left so.
+        held = {f.name: getattr(value, f.name) for f in dataclasses.fields(value) if hasattr(value, f.name)}
+        copies = {name: protected(part) for name, part in held.items()}
+        # What holds no arrays may hold something open, and is kept itself, because a copy of it might close that twice.
+        if all(copies[name] is held[name] for name in held):
+            return value
         found = copy.copy(value)
-        # A frozen one refuses `setattr`. A field that has no value yet is left so.
-        for name in [field.name for field in dataclasses.fields(value) if hasattr(value, field.name)]:
-            object.__setattr__(found, name, protected(getattr(value, name)))
+        for name, part in copies.items():
+            # A frozen one refuses `setattr`.
+            object.__setattr__(found, name, part)
         return found
     return value
 

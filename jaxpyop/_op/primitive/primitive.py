@@ -41,7 +41,7 @@ def bind(call: Call, *args: Any, batch: Batch = NO_BATCH) -> list[Any]:
     _jaxcore.prepare()
     if any(isinstance(a, Unusable) for a in args) and (refusal := call.refusal) is not None:
         return [Unusable(s.shape, s.dtype, refusal) for s in call.result_structs(args, batch)]
-    return python_call_p.bind(*_sharding.cast_to_common_axes(args), call=call, batch=batch)
+    return python_call_p.bind(*_jaxcore.cast_to_common_axes(args), call=call, batch=batch)
 
 
 def _impl(*args: Any, call: Call, batch: Batch) -> list[Any]:
@@ -62,7 +62,7 @@ def _abstract_eval(*avals: Any, call: Call, batch: Batch) -> tuple[list[Any], se
     if call.stateful:
         effects.add(_jaxcore.effect_of_op(call.title, call.op.stateless_advice, call.ordered))
     # A shape that nobody gave is found here, by a run of the function on abstract values.
-    return [_sharding.result_aval(s.shape, s.dtype, avals) for s in call.result_structs(avals, batch)], effects
+    return [_jaxcore.result_aval(s.shape, s.dtype, avals) for s in call.result_structs(avals, batch)], effects
 
 
 def _batch(args: Sequence[Any], dims: Sequence[int | None], *, call: Call, batch: Batch) -> tuple[list[Any], list[int]]:

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxpyop import _dtypes
+from jaxpyop import _jaxcore
 from jaxpyop._traced.values.gate import *
 from jaxpyop._traced.values.kinds import *
 
@@ -323,7 +323,7 @@ class Filling:
         if form.kind == "arr":
             x = next(self.leaves)
             x = x if is_array(x) else wide(jnp.asarray, x)  # JAX may have made a constant of it
-            return _dtypes.weakly_typed(x, form.own[1]) if form.own[2] else x
+            return _jaxcore.weakly_typed(x, form.own[1]) if form.own[2] else x
         if form.kind == "union":
             tag = next(self.leaves)
             return Union(tag, [self.get(x) for x in form.parts])
