@@ -37,9 +37,15 @@ class Zeros:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Filled:
-    """An argument that is the memory of a result, by its number. It is zero at first, and the function fills it."""
+    """An argument that is the memory of a result. It is zero at first, and the function fills it.
+
+    Attributes:
+        number: of the result.
+        is_vector: whether a single number is handed over as an array of size 1, as `numba.guvectorize` has it.
+    """
 
     number: int
+    is_vector: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -57,9 +63,12 @@ class Signature:
         returns: what it returns: the number of a result, or a tuple of these; None if it fills them.
         cast: gives the least and the greatest number that a dtype may become another dtype with, the least above the
             greatest if any may, and raises `Ordinary` if it may not.
-        masks: for each axis of a batch that the kernel loops over, which arrays have it.
+        masks: for each axis that the kernel loops over, which arrays have it. None stands for an axis of size 1, whose
+            only entry goes with all.
         is_rule: whether it is a derivative rule, for which None stands for zeros and a number for an array.
         copy: whether it gets copies of its inputs.
+        shapes: those of the inputs and of the results, without the axes that the kernel loops over. Only ufuncs have
+            them, whose axes they tell.
     """
 
     func: Any
@@ -69,9 +78,10 @@ class Signature:
     results: tuple[tuple[str, int], ...]
     returns: Any
     cast: Callable[[Any, np.dtype[Any]], tuple[Any, Any]]
-    masks: tuple[tuple[bool, ...], ...] = ()
+    masks: tuple[tuple[bool | None, ...], ...] = ()
     is_rule: bool = False
     copy: bool = True
+    shapes: tuple[tuple[int, ...], ...] = ()
 
     @property
     def axes(self) -> int:
@@ -95,13 +105,18 @@ def is_element_wise(func: Any) -> bool:
     return issubclass(type(func), _class_of("numba.np.ufunc.dufunc", "DUFunc"))
 
 
-def is_dispatcher(func: Any) -> bool:
-    """Tell whether a function is one of `numba.njit`."""
-    return issubclass(type(func), _class_of("numba.core.dispatcher", "Dispatcher"))
+def is_ufunc(func: Any) -> bool:
+    """Tell whether a function is one of `numba.vectorize` or `numba.guvectorize`."""
+    return is_element_wise(func) or issubclass(type(func), _class_of("numba.np.ufunc.gufunc", "GUFunc"))
+
+
+def is_compiled(func: Any) -> bool:
+    """Tell whether Numba compiled a function: by `njit`, `vectorize` or `guvectorize`."""
+    return is_ufunc(func) or issubclass(type(func), _class_of("numba.core.dispatcher", "Dispatcher"))
 
 
 def is_native(func: Any) -> bool:
     """Tell whether Numba compiled a function, or the function inside `functools.partial`."""
     while type(func) is functools.partial:
         func = func.func
-    return is_element_wise(func) or is_dispatcher(func)
+    return is_compiled(func)

@@ -19,7 +19,8 @@ import numpy as np
 
 from jaxpyop._native import frame
 from jaxpyop._native.frame import carray, njit, types
-from jaxpyop._native.functions import Filled, Ordinary, Signature, Zeros, is_element_wise
+from jaxpyop._native.functions import Filled, Ordinary, Signature, Zeros, is_ufunc
+from jaxpyop._native.ufuncs import by_elements
 
 numba: Any = importlib.import_module("numba")
 _dtypes: Any = importlib.import_module("numba.np.numpy_support")
@@ -40,10 +41,12 @@ class Kernel:
     Attributes:
         code: what Numba compiled it to.
         overload: the function that it calls.
+        flags: those of the processor after which its results are not taken, and the ordinary way warns as NumPy does.
     """
 
     code: Any
     overload: Any
+    flags: int
 
     @property
     def address(self) -> int:
@@ -57,10 +60,10 @@ def kernel_of(signature: Signature) -> Kernel:
         Ordinary: the function cannot be called without Python.
     """
     try:
-        if is_element_wise(signature.func):
-            # Machine code that calls it does not learn that it raised, and may round differently than NumPy's loop.
-            raise Ordinary("numba.vectorize made it for NumPy; use numba.njit, and jax.vmap or a loop")
-        compiled, args = _overload_of(signature)
+        if is_ufunc(signature.func):
+            signature, compiled, args = by_elements(signature)
+        else:
+            compiled, args = _overload_of(signature)
         # Not `get_llvm_str`, which has nothing of a function that Numba loaded from its cache.
         if "numba_parallel_for" in str(compiled.library._get_module_for_linking()):
             raise Ordinary("it runs on threads of Numba's (parallel=True), which one caller at a time may use")
@@ -142,7 +145,7 @@ def _call_text(signature: Signature, args: tuple[Any, ...], overload: Any, scope
         if isinstance(part, int):
             return f"x{part}"
         if isinstance(part, Filled):
-            return f"w{part.number}"
+            return f"w{part.number}{'.reshape(1)' if part.is_vector else ''}"
         if isinstance(part, Zeros):
             dtype, rank = signature.inputs[part.like]
             return f"zeros_like(x{part.like})" if rank else f"d_{dtype}(0)"
@@ -164,7 +167,9 @@ def _compiled(signature: Signature, compiled: Any, args: tuple[Any, ...]) -> Ker
     lines = ["def run(frame_address):"]
     axes = signature.axes
     for k, (dtype, rank) in enumerate(signature.inputs):
-        lines += _array("a", frame.ARGUMENTS, k, dtype, rank + sum(mask[k] for mask in signature.masks), scope)
+        lines += _array(
+            "a", frame.ARGUMENTS, k, dtype, rank + sum(mask[k] is not False for mask in signature.masks), scope
+        )
     for k, (dtype, rank) in enumerate(signature.results):
         lines += _array("o", frame.RESULTS, k, dtype, rank + axes, scope)
     indent = "    "
@@ -180,7 +185,7 @@ def _compiled(signature: Signature, compiled: Any, args: tuple[Any, ...]) -> Ker
     exec("\n".join(lines), scope)
     run = njit(scope["run"])
     run.compile((types.int64,))
-    return Kernel(run.overloads[types.int64,], overload)
+    return Kernel(run.overloads[types.int64,], overload, frame.FLAGS if is_ufunc(signature.func) else 0)
 
 
 def _array(name: str, table: int, k: int, dtype: str, rank: int, scope: dict[str, Any]) -> list[str]:
@@ -195,7 +200,7 @@ def _array(name: str, table: int, k: int, dtype: str, rank: int, scope: dict[str
 def _inputs_of_element(signature: Signature) -> list[str]:
     lines: list[str] = []
     for k, (_, rank) in enumerate(signature.inputs):
-        own = [f"i{axis}" for axis, mask in enumerate(signature.masks) if mask[k]]
+        own = [f"i{axis}" if mask[k] else "0" for axis, mask in enumerate(signature.masks) if mask[k] is not False]
         index = f"[{', '.join(own)}]" if own else "" if rank else "[0]"
         # The function may write into what it gets.
         lines.append(f"x{k} = a{k}{index}{'.copy()' if rank and signature.copy else ''}")
@@ -240,7 +245,7 @@ def _store(signature: Signature, k: int, part: str, kind: Any, scope: dict[str, 
     if isinstance(kind, types.NoneType) and signature.is_rule:
         return _filled(whole, f"d_{dtype}(0)", k, rank, axes)
     if isinstance(kind, (types.Number, types.Boolean)):
-        check, value = _cast(signature, part, kind, dtype, is_python=True)
+        check, value = _cast(signature, part, kind, dtype, is_python=not is_ufunc(signature.func))
         if rank and not signature.is_rule:
             raise Ordinary("it returns a number where an array is declared")
         return [*check, *_filled(whole, value, k, rank, axes)]

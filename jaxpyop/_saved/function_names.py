@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jaxpyop._functions import closure_of, contents_of_code, defaults_of
-from jaxpyop._native import is_dispatcher
+from jaxpyop._native import is_compiled
 
 _registered: dict[str, Callable[..., Any]] = {}
 
@@ -148,7 +148,7 @@ def _definition_of(func: Any) -> tuple[str, int]:
     Raises:
         ValueError: the module does not have this function under this name.
     """
-    if not isinstance(func, types.FunctionType) and not is_dispatcher(func):
+    if not isinstance(func, types.FunctionType) and not is_compiled(func):
         raise ValueError(f"it is a {type(func).__qualname__}, and no function that a module defines")
     module, qualname = func.__module__, func.__qualname__
     if module == "__main__":
@@ -292,7 +292,7 @@ def _defined_at(name: str, unwrapped: int) -> Any:
         if not _is_ours_or_jaxs(found):
             raise ValueError(f"{name} is inside a decorator")
         found = vars(found)["__wrapped__"]
-    if not isinstance(found, types.FunctionType) and not is_dispatcher(found):
+    if not isinstance(found, types.FunctionType) and not is_compiled(found):
         raise ValueError(f"a {type(found).__qualname__} is there, and no function")
     return found
 

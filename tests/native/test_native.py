@@ -63,8 +63,14 @@ ORDINARY = {
     "a string": "an argument holds a str",
     "a list": "an argument holds a list",
     "an integer of 64 bits": "an argument holds a int",
-    "element-wise": "numba.vectorize made it",
-    "element-wise, raises": "numba.vectorize made it",
+    "element-wise, of a number": "with arrays alone",
+    "element-wise, converted": "NumPy would convert its inputs to float64",
+    "element-wise, quick": "fastmath",
+    "element-wise, another shape": "with other shapes",
+    "element-wise, unsigned": "returns uint64",
+    "generalized, writes": "does not compile",
+    "generalized, of doubles": "with other dtypes",
+    "generalized, does not fit": "do not fit together",
     "of an integer, gets NaN": "not compiled for just the types",
     "of a double": "not compiled for just the types",
     "of several types": "not compiled for just the types",
@@ -113,6 +119,13 @@ def test_a_program_gives_what_python_gives(name, caplog, through_python):
 
 LOOPED = ["branches", "an integer", "several", "writes", "keywords", "a transpose", "complex"]
 LOOPED += ["raises", "another shape", "does not fit", "allocates"]
+LOOPED += [
+    "element-wise",
+    "element-wise, one number",
+    "element-wise, raises",
+    "generalized, axes",
+    "generalized, several",
+]
 
 
 @pytest.mark.slow

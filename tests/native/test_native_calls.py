@@ -77,7 +77,7 @@ def test_shards_of_four_devices_a_saved_program_and_the_check_under_settings():
 import jax, jaxpyop, jax.numpy as jnp, numpy as np, warnings
 from jax.sharding import NamedSharding, PartitionSpec as P
 from jaxpyop._native.check import _found_out, state
-from tests.native.kernels import draw, outer
+from tests.native.kernels import draw, element_wise, outer
 op = jaxpyop.numpy_function(Tout=jnp.float32)(outer)
 x, mesh = jnp.arange(12.0).reshape(4, 3), jax.make_mesh((4,), ("a",))
 run = jax.shard_map(lambda x: jax.vmap(op)(x), mesh=mesh, in_specs=P("a"), out_specs=P("a"))
@@ -87,11 +87,12 @@ assert report.rows()[0]["route"] == "native", report
 draws = jaxpyop.numpy_function(Tout=jnp.float32)(draw)
 found = jax.jit(draws)(jax.device_put(x[:, 0], NamedSharding(mesh, P("a")))).addressable_shards
 assert len(found) == 4 and all(np.array_equal(found[0].data, one.data) for one in found), found
-saved = jaxpyop.export(lambda x: op(x) + 1)(x[0])
+product = jaxpyop.numpy_function(Tout=jnp.float32)(element_wise)
+saved = jaxpyop.export(lambda x: op(x) + product(x + 1, x))(x[0])
 loaded = jaxpyop.load(saved.to_bytes(), allow=["tests.native.kernels"])
 with jaxpyop.report() as report:
-    np.testing.assert_array_equal(jax.jit(loaded)(x[0]), 3 * x[0] + 3 * x[0, ::-1] + 1)
-assert report.rows()[0]["route"] == "native", report
+    np.testing.assert_array_equal(jax.jit(loaded)(x[0]), 3 * x[0] + 3 * x[0, ::-1] + (x[0] + 1) * x[0])
+assert [row["route"] for row in report.rows()] == ["native"] * 2, report
 warnings.simplefilter("error")
 for setting in (jax.transfer_guard("disallow"), jax.set_mesh(mesh), jax.debug_nans(True), jax.enable_x64(True)):
     with setting:
