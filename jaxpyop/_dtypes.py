@@ -60,3 +60,8 @@ def struct_of(x: Any) -> jax.ShapeDtypeStruct:
     """Returns the shape, dtype and weak type of a value, or of the type of one."""
     aval = x if hasattr(x, "shape") and hasattr(x, "dtype") else jax.typeof(x)
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=getattr(aval, "weak_type", False))
+
+
+def zeros_of(like: Any) -> jax.Array:
+    """Returns zeros of the shape and dtype of `like`."""
+    return jax.numpy.zeros(like.shape, like.dtype)

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from jaxpyop._settings import jax_config
 
@@ -44,6 +44,17 @@ def placed_like(x: Any, like: Any) -> Any:
         mesh = sharding.mesh if isinstance(sharding, NamedSharding) else Mesh(np.array(devices), ("device",))
         sharding = NamedSharding(mesh, PartitionSpec())
     return jax.device_put(x, sharding)
+
+
+def single_device_of(like: Any) -> SingleDeviceSharding | None:
+    """Returns the sharding on one device that a new array gets here, beside `like`; None if it gets another one."""
+    default = jax_config.jax_default_device
+    if like is not None and (default is None or is_committed(like)):
+        sharding = like.sharding
+        return sharding if type(sharding) is SingleDeviceSharding and sharding.memory_kind == "device" else None
+    if isinstance(default, str):
+        return None
+    return SingleDeviceSharding(jax.local_devices()[0] if default is None else default)
 
 
 def shard_as(x: Any, aval: Any) -> Any:
@@ -100,6 +111,21 @@ def cpu_device() -> Any:
             f"a Python function runs on the host, and JAX has no CPU client in this process (jax_platforms is "
             f"{asked!r}): set JAX_PLATFORMS={asked or 'cuda'},cpu, with cpu at the end, or do not set it"
         ) from error
+
+
+def has_callbacks(client: Any) -> bool:
+    """Tells whether a client's programs can call Python.
+
+    JAX lowers callbacks for four platforms, by name. A plugin whose platform is called "cpu" has none of the targets
+    that jaxlib registers with its own CPU client.
+    """
+    if client.platform == "cpu":
+        # jaxlib makes this one client under this name.
+        try:
+            return client is jax.local_devices(backend="cpu")[0].client
+        except RuntimeError:
+            return False
+    return client.platform in ("cuda", "rocm", "gpu", "tpu")
 
 
 def client_of(arrays: Sequence[Any]) -> Any:

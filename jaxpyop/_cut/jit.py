@@ -136,7 +136,7 @@ class CutFunction:
         return tuple(a for k, a in enumerate(args) if k not in static), rest, tuple(key)
 
     def _loops_for(self, leaves: Sequence[Any]) -> str:
-        if _jaxcore.is_one_cpu() or _jaxcore.has_callbacks(_sharding.client_of(leaves)):
+        if _jaxcore.is_one_cpu() or _sharding.has_callbacks(_sharding.client_of(leaves)):
             return self._options.loops
         return "python"
 
@@ -267,4 +267,4 @@ def _runs_on_one_cpu(arrays: Sequence[Any]) -> bool:
     if any(isinstance(x, jax.Array) and len(x.sharding.device_set) > 1 for x in arrays):
         return False
     client = _sharding.client_of(arrays)
-    return client.platform == "cpu" and _jaxcore.has_callbacks(client)
+    return client.platform == "cpu" and _sharding.has_callbacks(client)

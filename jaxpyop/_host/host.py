@@ -98,12 +98,19 @@ class Host:
         self._take: Callable[[Any], Any] = lend if self._lends else view_or_copy if call.on_jax else SCRATCH.copy_of
         self._nbytes = sum(map(_nbytes, inputs)), sum(map(_nbytes, results[: len(results) - padding]))
 
-    def on_buffers(self, ctx: Any, outs: Sequence[Any], *buffers: Any) -> None:
-        """What a `buffer_callback` calls."""
+    def on_buffers(self, ctx: Any, *buffers: Any) -> tuple[()]:
+        """What a `buffer_callback` calls, with the buffers of the inputs, and then those of the results."""
+        inputs, outs = self.divided(buffers)
         if self.has_large_results:
             for out in outs:
                 expect_writing(view_of(out))
-        self.enter(buffers, outs)
+        self.enter(inputs, outs)
+        return ()
+
+    def divided(self, buffers: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
+        """The buffers of the inputs, and those of the results."""
+        count = len(self._inputs)
+        return buffers[:count], buffers[count:]
 
     def on_arrays(self, *arrays: Any) -> list[np.ndarray[Any, Any]]:
         """What a `pure_callback` or `io_callback` calls."""
@@ -253,23 +260,25 @@ class Shared:
         self._lock = threading.Lock()
         self._runs: list[_Run] = []
 
-    def on_buffers(self, ctx: Any, outs: Sequence[Any], *buffers: Any) -> None:
-        """What a `buffer_callback` calls."""
+    def on_buffers(self, ctx: Any, *buffers: Any) -> tuple[()]:
+        """What a `buffer_callback` calls, with the buffers of the inputs, and then those of the results."""
+        inputs, outs = self.host.divided(buffers)
         at_exit.running.append(threading.get_ident())
         try:
-            self._fill(outs, buffers)
+            self._fill(inputs, outs)
         finally:
             at_exit.running.remove(threading.get_ident())
+        return ()
 
     def is_awaiting(self) -> bool:
         """Tell whether some devices have not called yet."""
         return bool(self._runs)
 
-    def _fill(self, outs: Sequence[Any], buffers: Sequence[Any]) -> None:
-        run, is_first = self._join([np.asarray(buffer).tobytes() for buffer in buffers])
+    def _fill(self, inputs: Sequence[Any], outs: Sequence[Any]) -> None:
+        run, is_first = self._join([np.asarray(buffer).tobytes() for buffer in inputs])
         if is_first:
             try:
-                self.host.enter(buffers, run.outs)
+                self.host.enter(inputs, run.outs)
             except PythonBodyError as failed:
                 run.error = failed
             finally:

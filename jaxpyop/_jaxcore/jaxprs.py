@@ -110,9 +110,9 @@ def scan_counts(eqn: Any) -> tuple[int, int]:
     return len(list(consts)), len(list(carry))
 
 
-def weakly_typed(x: Any, dtype: Any) -> Any:
+def weakly_typed(x: Any, dtype: Any, weak: bool = True) -> Any:
     """Returns a value in another dtype, which gives way to other dtypes, as the dtype of a Python number does."""
-    return jax.lax.convert_element_type_p.bind(x, new_dtype=dtype, weak_type=True, sharding=None)
+    return jax.lax.convert_element_type_p.bind(x, new_dtype=dtype, weak_type=weak, sharding=None)
 
 
 def with_weak_type(x: Any, aval: Any) -> Any:
@@ -120,10 +120,8 @@ def with_weak_type(x: Any, aval: Any) -> Any:
 
     A weak dtype gives way to other dtypes, as the dtype of a Python number does.
     """
-    weak = getattr(aval, "weak_type", False)
-    if getattr(jax.typeof(x), "weak_type", False) == weak:
-        return x
-    return jax.lax.convert_element_type_p.bind(x, new_dtype=aval.dtype, weak_type=weak, sharding=None)
+    is_weak, weak = (bool(getattr(kind, "weak_type", False)) for kind in (jax.typeof(x), aval))
+    return x if is_weak == weak else weakly_typed(x, aval.dtype, weak)
 
 
 def make_jaxpr(function: Callable[..., Sequence[Any]], args: Sequence[Any]) -> Any:

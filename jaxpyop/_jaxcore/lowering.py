@@ -95,7 +95,7 @@ def lowered_ffi_call(ctx: Any, name: str, operands: Sequence[Any], **attributes:
 
 
 def lowered_buffer_callback(
-    ctx: Any, callback: Callable[..., None], operands: Sequence[Any], results: Any, stateful: bool, ordered: bool
+    ctx: Any, callback: Callable[..., tuple[()]], operands: Sequence[Any], results: Any, stateful: bool, ordered: bool
 ) -> Any:
     """Lowers a `buffer_callback`, which keeps program order if it is ordered, and returns the results' IR values.
 
@@ -106,11 +106,10 @@ def lowered_buffer_callback(
     """
     tokens, count = int(ordered), len(operands)
 
-    def flat(context: Any, *buffers: Any) -> tuple[()]:
-        callback(context, buffers[count + 2 * tokens :], *buffers[tokens : count + tokens])
-        return ()
+    def without_tokens(context: Any, *buffers: Any) -> tuple[()]:
+        return callback(context, *buffers[1 : count + 1], *buffers[count + 2 :])
 
-    ctx.module_context.add_host_callback(flat)
+    ctx.module_context.add_host_callback(without_tokens if ordered else callback)
     index = np.uint64(len(ctx.module_context.host_callbacks) - 1)
     emit = private.ffi_lowering("xla_buffer_python_cpu_callback", has_side_effect=stateful or ordered)
     token_types = [TOKEN_TYPE] * tokens

@@ -9,14 +9,14 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import AxisType, NamedSharding, PartitionSpec, SingleDeviceSharding
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from jaxpyop._dtypes import canonical_dtype
 from jaxpyop._jaxcore.changes import make, makes
 from jaxpyop._jaxcore.private import has, private
 from jaxpyop._jaxcore.public import ShapedArray
 from jaxpyop._settings import jax_config, looks_at_transfers
-from jaxpyop._sharding import is_committed
+from jaxpyop._sharding import has_callbacks, is_committed, single_device_of
 
 
 def backends_are_initialized() -> bool:
@@ -83,21 +83,6 @@ _JITTED = type(jax.jit(len))
 # ----------------------------------------------------------- clients and devices
 
 
-def has_callbacks(client: Any) -> bool:
-    """Tells whether a client's programs can call Python.
-
-    JAX lowers callbacks for four platforms, by name. A plugin whose platform is called "cpu" has none of the targets
-    that jaxlib registers with its own CPU client.
-    """
-    if client.platform == "cpu":
-        # jaxlib makes this one client under this name.
-        try:
-            return client is jax.local_devices(backend="cpu")[0].client
-        except RuntimeError:
-            return False
-    return client.platform in ("cuda", "rocm", "gpu", "tpu")
-
-
 def platforms(ctx: Any) -> tuple[str, ...]:
     """Returns the platforms that a lowering is for. Only `jax.export` lowers for several."""
     return tuple(ctx.platforms or ctx.module_context.platforms)
@@ -144,19 +129,9 @@ def quick_array(value: np.ndarray[Any, Any], like: Any = None) -> Any:
     if private.batched_device_put is None or looks_at_transfers() or not jax.sharding.get_abstract_mesh().empty:
         return None
     aval = _aval(value.shape, value.dtype, bool(jax_config.jax_enable_x64))
-    if aval is None or (sharding := _sharding_for(like)) is None:
+    if aval is None or (sharding := single_device_of(like)) is None:
         return None
     return private.batched_device_put(aval, sharding, [value], list(sharding.device_set), is_committed(like))
-
-
-def _sharding_for(like: Any) -> SingleDeviceSharding | None:
-    default = jax_config.jax_default_device
-    if like is not None and (default is None or is_committed(like)):
-        sharding = like.sharding
-        return sharding if type(sharding) is SingleDeviceSharding and sharding.memory_kind == "device" else None
-    if isinstance(default, str):
-        return None
-    return SingleDeviceSharding(jax.local_devices()[0] if default is None else default)
 
 
 @functools.lru_cache(4096)

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jaxpyop._jaxcore.changes import make
@@ -224,11 +223,6 @@ class Unusable(Tracer):
 def is_zero(vector: Any) -> bool:
     """Tells whether a tangent or cotangent is known to be zero: a symbolic zero, or a float0 of an integer or bool."""
     return type(vector) is ad.Zero or getattr(vector, "dtype", None) == jax.dtypes.float0
-
-
-def zeros(like: Any) -> jax.Array:
-    """Returns zeros of the shape and dtype of `like`."""
-    return jnp.zeros(like.shape, like.dtype)
 
 
 def replaced(values: Sequence[Any], positions: Sequence[int], replacements: Sequence[Any]) -> list[Any]:

@@ -21,8 +21,8 @@ from jax.custom_derivatives import SymbolicZero
 from jax.sharding import SingleDeviceSharding
 
 from jaxpyop import _dtypes, _jaxcore
-from jaxpyop._dtypes import is_inexact
-from jaxpyop._jaxcore import replaced, zeros
+from jaxpyop._dtypes import is_inexact, zeros_of
+from jaxpyop._jaxcore import replaced
 from jaxpyop._tape.operations import Operation, shared
 
 # What comes back so often is compiled. Compiling takes as long as thousands of evaluations. JAX compiles the primitives
@@ -60,7 +60,7 @@ class Traced:
         values = [*self._consts, *itertools.chain(*lists)]
         found = [values[i] for i in self._positions]
         # For a value that no derivative reads, only its type was kept. Zeros can take its place.
-        return [zeros(v) if isinstance(v, _jaxcore.ShapedArray) else v for v in found]
+        return [zeros_of(v) if isinstance(v, _jaxcore.ShapedArray) else v for v in found]
 
     def inlined(self, *lists: Sequence[Any]) -> Any:
         """Evaluates the function operation by operation, under the current trace."""
@@ -96,14 +96,14 @@ class Linear:
     def pull(self, outnums: Sequence[int], cotangents: Sequence[Any]) -> Sequence[Any]:
         """Returns the inputs' cotangents for these cotangents of the outputs `outnums`."""
         nonzero = dict(zip(outnums, cotangents, strict=True))
-        full = [nonzero[j] if j in nonzero else zeros(like) for j, like in self._outputs.items()]
+        full = [nonzero[j] if j in nonzero else zeros_of(like) for j, like in self._outputs.items()]
         if self.forward:
             return jax.linear_transpose(self._derivative, *self._inputs.values())(full)
         return self._derivative(full)
 
     def push(self, outnums: Sequence[int], tangents: dict[int, Any]) -> list[Any]:
         """Returns the tangents of the outputs `outnums` for these tangents of inputs, by position."""
-        full = tuple(tangents[i] if i in tangents else zeros(like) for i, like in self._inputs.items())
+        full = tuple(tangents[i] if i in tangents else zeros_of(like) for i, like in self._inputs.items())
         outputs = self._derivative(*full) if self.forward else self._transposed(full)
         found = dict(zip(self._outputs, outputs, strict=True))
         return [found[j] for j in outnums]

@@ -109,8 +109,9 @@ class Record:
 
 
 def _sharded(vectors: Sequence[Any], avals: Sequence[Any]) -> list[Any]:
-    """Returns cotangents or tangents, sharded as the values that they belong to."""
-    return [v if v is None else _sharding.shard_as(v, aval) for v, aval in zip(vectors, avals, strict=True)]
+    """Returns cotangents or tangents, sharded as the values that they belong to, if these are on a mesh."""
+    pairs = zip(vectors, avals, strict=True)
+    return [v if v is None or aval.sharding.mesh.empty else _sharding.shard_as(v, aval) for v, aval in pairs]
 
 
 def _array(value: Any) -> Any:

@@ -286,7 +286,7 @@ def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, loop: Loop) -> tupl
     consts, state = primals[:count], primals[count:]
     reached = _dependent_state(loop, nonzero[:count], nonzero[count:])
     perturbed = nonzero[:count], tuple(flag and _dtypes.is_inexact(jax.typeof(x)) for flag, x in zip(reached, state))
-    full = [core.zeros(jax.typeof(x)) if core.is_zero(t) else t for t, x in zip(tangents, primals, strict=True)]
+    full = [_dtypes.zeros_of(jax.typeof(x)) if core.is_zero(t) else t for t, x in zip(tangents, primals, strict=True)]
     of_consts, of_state = _pick(full[:count], perturbed[0]), _pick(full[count:], perturbed[1])
     outs = loop_p.bind(*primals, loop=loop)
     # The state is computed once more, so that this loop is linear in the tangents.
@@ -343,7 +343,7 @@ def _pull_back(
 
     # The derivative of a loop with more iterations than the bound would leave some out: it is NaN instead.
     cts = [jnp.where(_goes_on(last), np.nan, ct) for ct in cts]
-    zeros = [core.zeros(jax.typeof(c)) for c in _pick(consts, perturbed[0])]
+    zeros = [_dtypes.zeros_of(jax.typeof(c)) for c in _pick(consts, perturbed[0])]
     return run_loop(step_back, [steps > 0, steps, *zeros, *cts], bound, loop.label)[2:]
 
 
@@ -355,13 +355,13 @@ def _transpose(cts: Sequence[Any], *operands: Any, loop: Loop) -> list[Any]:
     size, split = len(perturbed[1]), sum(perturbed[0])
     consts, state = operands[: of.const_count], operands[loop.const_count : loop.const_count + size]
     avals = _pick([jax.typeof(x) for x in state], perturbed[1])
-    full = [core.zeros(a) if type(ct) is ad.Zero else ct for ct, a in zip(cts[size:], avals, strict=True)]
+    full = [_dtypes.zeros_of(a) if type(ct) is ad.Zero else ct for ct, a in zip(cts[size:], avals, strict=True)]
     # The slope of a value that overflows is infinite, and times a cotangent of zero it would be NaN.
     needed = _needed_state(of, _put([False] * size, perturbed[1], [type(ct) is not ad.Zero for ct in cts[size:]]))
     is_needed = _pick(needed, perturbed[1])
     both = tuple(a and b for a, b in zip(perturbed[1], needed, strict=True))
     found = _pull_back(of, consts, state, _pick(full, is_needed), (perturbed[0], both))
-    of_state = _put(list(map(core.zeros, avals)), is_needed, found[split:])
+    of_state = _put(list(map(_dtypes.zeros_of, avals)), is_needed, found[split:])
     of_all = [*[None] * of.const_count, *found[:split], *[None] * size, *of_state]
     return [ct if ad.is_undefined_primal(x) else None for ct, x in zip(of_all, operands, strict=True)]
 

@@ -81,8 +81,8 @@ def table():
     """For each row: its name, what was entered, and how many files and changes of file there may be."""
     lowering, first_run, later_run = gradient()
     yield "jit(grad) of a py_function: trace and lower", lowering, (32, 180)
-    yield "  its first run, which differentiates operations", first_run, (25, 160)
-    yield "  a later run", later_run, (22, 104)
+    yield "  its first run, which differentiates operations", first_run, (23, 160)
+    yield "  a later run", later_run, (20, 100)
     negative = lambda **options: lambda x: jaxpyop.numpy_function(np.negative, [x], jnp.float32, **options)
     yield "a compiled numpy_function, run again", repeated(jax.jit, negative()), (11, 20)
     yield "jaxpyop.jit, a program cut at one call, again", repeated(jaxpyop.jit, negative(stateful=True)), (12, 20)
