@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxpyop._dtypes import is_inexact
 from jaxpyop._traced.values import *
 
 
@@ -28,6 +29,10 @@ def _where(m: Any, f: Any, condition: Any) -> Foreign:
 
 
 def _while_loop(m: Any, cond_fun: Any, body_fun: Any, init_val: Any) -> Any:
+    state = jax.tree.leaves(jax.eval_shape(lambda: m.to_jax(init_val)))
+    if m.auto and any(map(is_inexact, state)):
+        # The function itself has a derivative where it takes another branch.
+        raise Refused("a backward pass through jax.lax.while_loop")
     test, taken = m.function_for_jax(cond_fun), m.is_taken()
     goes_on = lambda state: test(state) & taken
     return m.call_jax(lax.while_loop, [Foreign(goes_on), _where(m, body_fun, goes_on), init_val], {})

@@ -72,6 +72,12 @@ def lines(caplog):
     return lambda: caplog.messages
 
 
+def doubled_if_positive(x):
+    if x > 0:
+        return jax.lax.while_loop(lambda v: v < 10, lambda v: v * 2, x)
+    return x * 3
+
+
 WAYS = {
     "an if": (branch, "traced"),
     "a while that a gradient could not go through": (halve, "called"),
@@ -87,6 +93,11 @@ WAYS = {
         lambda x: jax.lax.fori_loop(0, x.astype(int), lambda i, s: s * 2, x),
         "called",
     ),
+    "a while_loop of JAX in a branch": (doubled_if_positive, "called"),
+    "a while_loop of JAX over an integer": (
+        lambda x: x * jax.lax.while_loop(lambda n: n < 5, lambda n: n + 1, 0),
+        "traced",
+    ),
     "a library that is not known": (lambda x: x * len(pytest.approx(1.0).__class__.__name__), "called"),
 }
 
@@ -96,10 +107,18 @@ def test_the_jaxpr_says_which(function, way):
     assert shown(auto(function), 3.0) == way
 
 
-@pytest.mark.parametrize(("function", "options"), [(halve, {"max_steps": 10}), (through_math, {}), (grown, {})])
-def test_gradients_are_those_of_eager_mode(function, options):
-    wanted = jax.value_and_grad(lambda x: jaxpyop.py_function(function, [x], F))(3.0)
-    got = jax.jit(jax.value_and_grad(auto(function, **options)))(3.0)
+GRADIENTS = [
+    (halve, {"max_steps": 10}, 3.0),
+    (through_math, {}, 3.0),
+    (grown, {}, 3.0),
+    (doubled_if_positive, {}, -1.0),
+]
+
+
+@pytest.mark.parametrize(("function", "options", "at"), GRADIENTS)
+def test_gradients_are_those_of_eager_mode(function, options, at):
+    wanted = jax.value_and_grad(lambda x: jaxpyop.py_function(function, [x], F))(at)
+    got = jax.jit(jax.value_and_grad(auto(function, **options)))(at)
     assert jax.tree.map(float, got) == pytest.approx(jax.tree.map(float, wanted), rel=1e-6)
 
 
