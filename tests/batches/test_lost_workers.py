@@ -191,15 +191,20 @@ def test_a_large_shared_input_does_not_travel_with_each_chunk(engine, monkeypatc
     assert sum(nbytes > 10**6 for nbytes in pickled) <= 2
 
 
-def test_workers_and_files_end_with_a_program_that_is_killed(tmp_path):
+@pytest.mark.parametrize("engine", ["processes", "loky"])
+def test_workers_and_files_end_with_a_program_that_is_killed(tmp_path, engine):
     """Those that ran the function."""
-    program = """
+    start, new = PROGRAMS[engine]
+    if engine == "loky":
+        pytest.importorskip(engine, reason="needs the extra `engines`")
+    program = f"""
 import multiprocessing, os, signal, concurrent.futures
 import jax, jax.numpy as jnp, numpy as np, jaxpyop
 from tests.batches import bodies
 if __name__ == "__main__":
-    pool = concurrent.futures.ProcessPoolExecutor(2, multiprocessing.get_context("spawn"))
-    options = {"vmap_method": "parallel", "executor": jaxpyop.Workers(pool, chunksize=1), "output_shapes": ()}
+    {start}
+    pool = {new}
+    options = dict(vmap_method="parallel", executor=jaxpyop.Workers(pool, chunksize=1), output_shapes=())
     op = lambda x, t: jaxpyop.numpy_function(bodies.slow_entry, [x, t], jnp.float32, **options)
     jax.vmap(op, (0, None))(jnp.arange(8.0), np.zeros(2**17, np.float32))
     print(*pool._processes, flush=True)
@@ -209,6 +214,7 @@ if __name__ == "__main__":
     options = {"env": clean_environment() | {"TMPDIR": str(tmp_path)}, "capture_output": True, "text": True}
     done = subprocess.run([sys.executable, str(tmp_path / "script.py")], check=False, **options)
     assert done.returncode == -signal.SIGKILL
+    assert "Traceback" not in done.stderr, done.stderr
     until = time.monotonic() + 20
     while any(map(is_alive, map(int, done.stdout.split()))) and time.monotonic() < until:
         time.sleep(0.1)

@@ -230,8 +230,19 @@ def _end_with_parent() -> None:
     # Where this runs, the module is there. The import of jaxpyop does not need it.
     from multiprocessing import parent_process
 
-    if parent := parent_process():
-        threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
+    parent, its_number = parent_process(), os.getppid()
+
+    def end() -> None:
+        try:
+            parent.join()
+        except ValueError:
+            # A worker of loky's has nothing to wait for, but gets another parent.
+            while os.getppid() == its_number:
+                time.sleep(1)
+        os._exit(1)
+
+    if parent:
+        threading.Thread(target=end, daemon=True).start()
 
 
 # ------------------------------------------------------------------------------- `timeout=`
