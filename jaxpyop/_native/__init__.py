@@ -6,19 +6,8 @@ the attribute "block"; the program has to keep the block. What is unusual takes 
 while a program is compiled, and while it runs the kernel falls back on a function of Python.
 
 Reading order: `functions` (what can be native), `frame` (what XLA hands over, and the way back into Python), `kernels`
-(the kernel of a function), `ufuncs` (functions of `numba.vectorize` and `numba.guvectorize`), `check` (whether this
-version of XLA is as expected).
+(the kernel of a function), `check` (whether this version of XLA is as expected).
 """
 
 from jaxpyop._native.check import native_block, state, target
-from jaxpyop._native.functions import (
-    DTYPES,
-    Constant,
-    Filled,
-    Ordinary,
-    Signature,
-    Zeros,
-    is_compiled,
-    is_native,
-    is_ufunc,
-)
+from jaxpyop._native.functions import DTYPES, Constant, Filled, Ordinary, Signature, Zeros, is_compiled, is_native

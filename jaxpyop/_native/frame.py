@@ -1,9 +1,9 @@
 """The call frame of XLA's foreign function interface, read by code that Numba compiles; and the way back into Python.
 
 XLA calls a handler with the address of a frame, whose layout its documented C header gives (`xla/ffi/api/c_api.h`). One
-handler serves all kernels (`_enter`). It reads the address of a block from the call's only attribute: the address of a
-kernel, the number of the call, the flags of the processor that it must not raise, and a count of its runs. So XLA is
-given one target for good, and the code of a kernel lives as long as the programs that have its block.
+handler serves all kernels (`_enter`). It reads the address of a block from the call's only attribute: three words, the
+address of a kernel, the number of the call, and a count of its runs. So XLA is given one target for good, and the code
+of a kernel lives as long as the programs that have its block.
 
 If a kernel cannot give a result, it calls `_fall_back`, which enters Python and has the ordinary function fill the
 results, or raise its error.
@@ -37,7 +37,7 @@ EXTENSION, API, ARGUMENTS, RESULTS, ATTRIBUTES, FRAME_WORDS = 1, 2, 9, 14, 20, 2
 # The words of a buffer that hold the address of its values, and that of its sizes.
 DATA, SIZES, BUFFER_WORDS = 3, 5, 6
 # The words of a block.
-_KERNEL, _NUMBER, _WATCHED, _RUNS, _BLOCK_WORDS = 0, 1, 2, 3, 4
+_KERNEL, _NUMBER, _RUNS, _BLOCK_WORDS = 0, 1, 2, 3
 _numbers = itertools.count(1)
 # A file of programs must not find the block of another process.
 TARGET = f"jaxpyop_native_{secrets.token_hex(8)}"
@@ -112,8 +112,8 @@ def _set_mode(typing_context: Any, mode: Any) -> Any:
         builder.call(read, [as_bytes])
         before = builder.load(place)
         is_kept = builder.icmp_signed("<", args[0], ir.Constant(ir.IntType(64), 0))
-        # Bit 15 flushes results to zero, and bit 6 operands. The six bits below it are flags of what has happened.
-        usual = builder.and_(before, ir.Constant(ir.IntType(32), 0xFFFF7F80))
+        # Bit 15 flushes results to zero, and bit 6 operands.
+        usual = builder.and_(before, ir.Constant(ir.IntType(32), 0xFFFF7FBF))
         builder.store(builder.select(is_kept, usual, builder.trunc(args[0], ir.IntType(32))), place)
         builder.call(write, [as_bytes])
         return builder.zext(before, ir.IntType(64))
@@ -194,10 +194,8 @@ def address_of(compiled: Any) -> int:
     return compiled.library.get_pointer_to_function(compiled.fndesc.llvm_func_name)
 
 
-# Passed to `_set_mode`: the mode as it is, with the smallest numbers, and without flags.
+# Passed to `_set_mode`: the mode as it is, with the smallest numbers.
 _USUAL_MODE = -1
-# The flags for what NumPy warns of, or raises: an invalid operation, a division by zero, overflow and underflow.
-FLAGS = 0b011101
 
 
 def _enter(frame_address: Any) -> Any:
@@ -210,8 +208,8 @@ def _enter(frame_address: Any) -> Any:
     block = words(attribute, 1)[0]
     mode = _set_mode(_USUAL_MODE)
     status = _call_kernel(words(block, _BLOCK_WORDS)[_KERNEL], frame_address)
-    flags = _set_mode(mode)
-    if status != 0 or flags & words(block, _BLOCK_WORDS)[_WATCHED] != 0:
+    _set_mode(mode)
+    if status != 0:
         return _fall_back(frame_address)
     _add_to_word(block + 8 * _RUNS, 1)
     return 0
@@ -221,19 +219,19 @@ class Block:
     """What a program has of a native call.
 
     Args:
-        kernel: the compiled kernel, with its address and the flags that it watches as attributes.
+        kernel: the compiled kernel, with its address as an attribute.
         fall_back: fills results from inputs, both given as NumPy arrays in the memory of XLA, and raises an error whose
             text XLA gets.
 
     Attributes:
-        words: what the handler reads. The last one counts the runs.
+        words: what the handler reads.
     """
 
     def __init__(self, kernel: Any, fall_back: Callable[[Sequence[Any], Sequence[Any]], None]) -> None:
         self.kernel = kernel
         self.fall_back = fall_back
         number = next(_numbers)
-        self.words = np.array([kernel.address, number, kernel.flags, 0], np.int64)
+        self.words = np.array([kernel.address, number, 0], np.int64)
         _blocks[number] = self
 
     def __reduce__(self) -> Any:

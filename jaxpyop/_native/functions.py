@@ -37,15 +37,9 @@ class Zeros:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Filled:
-    """An argument that is the memory of a result. It is zero at first, and the function fills it.
-
-    Attributes:
-        number: of the result.
-        is_vector: whether a single number is handed over as an array of size 1, as `numba.guvectorize` has it.
-    """
+    """An argument that is the memory of a result, by its number. It is zero at first, and the function fills it."""
 
     number: int
-    is_vector: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -63,12 +57,9 @@ class Signature:
         returns: what it returns: the number of a result, or a tuple of these; None if it fills them.
         cast: gives the least and the greatest number that a dtype may become another dtype with, the least above the
             greatest if any may, and raises `Ordinary` if it may not.
-        masks: for each axis that the kernel loops over, which arrays have it. None stands for an axis of size 1, whose
-            only entry goes with all.
+        masks: for each axis of a batch that the kernel loops over, which arrays have it.
         is_rule: whether it is a derivative rule, for which None stands for zeros and a number for an array.
         copy: whether it gets copies of its inputs.
-        shapes: those of the inputs and of the results, without the axes that the kernel loops over. Only ufuncs have
-            them, whose axes they tell.
     """
 
     func: Any
@@ -78,10 +69,9 @@ class Signature:
     results: tuple[tuple[str, int], ...]
     returns: Any
     cast: Callable[[Any, np.dtype[Any]], tuple[Any, Any]]
-    masks: tuple[tuple[bool | None, ...], ...] = ()
+    masks: tuple[tuple[bool, ...], ...] = ()
     is_rule: bool = False
     copy: bool = True
-    shapes: tuple[tuple[int, ...], ...] = ()
 
     @property
     def axes(self) -> int:
@@ -100,14 +90,10 @@ def _class_of(module: str, name: str) -> Any:
     return getattr(sys.modules.get(module), name, ())
 
 
-def is_element_wise(func: Any) -> bool:
-    """Tell whether a function is one of `numba.vectorize`."""
-    return issubclass(type(func), _class_of("numba.np.ufunc.dufunc", "DUFunc"))
-
-
 def is_ufunc(func: Any) -> bool:
     """Tell whether a function is one of `numba.vectorize` or `numba.guvectorize`."""
-    return is_element_wise(func) or issubclass(type(func), _class_of("numba.np.ufunc.gufunc", "GUFunc"))
+    kinds = _class_of("numba.np.ufunc.dufunc", "DUFunc"), _class_of("numba.np.ufunc.gufunc", "GUFunc")
+    return issubclass(type(func), kinds)
 
 
 def is_compiled(func: Any) -> bool:

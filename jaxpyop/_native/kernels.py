@@ -20,7 +20,6 @@ import numpy as np
 from jaxpyop._native import frame
 from jaxpyop._native.frame import carray, njit, types
 from jaxpyop._native.functions import Filled, Ordinary, Signature, Zeros, is_ufunc
-from jaxpyop._native.ufuncs import by_elements
 
 numba: Any = importlib.import_module("numba")
 _dtypes: Any = importlib.import_module("numba.np.numpy_support")
@@ -41,12 +40,10 @@ class Kernel:
     Attributes:
         code: what Numba compiled it to.
         overload: the function that it calls.
-        flags: those of the processor after which its results are not taken, and the ordinary way warns as NumPy does.
     """
 
     code: Any
     overload: Any
-    flags: int
 
     @property
     def address(self) -> int:
@@ -61,12 +58,17 @@ def kernel_of(signature: Signature) -> Kernel:
     """
     try:
         if is_ufunc(signature.func):
-            signature, compiled, args = by_elements(signature)
-        else:
-            compiled, args = _overload_of(signature)
+            # The loop that Numba compiled for NumPy does not tell that an element raised. The function inside it gives
+            # other numbers where LLVM promises none, such as np.uint8(300.0), because a loop has vector instructions.
+            raise Ordinary("numba.vectorize or guvectorize made it for NumPy; use numba.njit, and jax.vmap or a loop")
+        compiled, args = _overload_of(signature)
         # Not `get_llvm_str`, which has nothing of a function that Numba loaded from its cache.
-        if "numba_parallel_for" in str(compiled.library._get_module_for_linking()):
+        code = str(compiled.library._get_module_for_linking())
+        if "numba_parallel_for" in code:
             raise Ordinary("it runs on threads of Numba's (parallel=True), which one caller at a time may use")
+        if "PyObject_CallFunctionObjArgs" in code or "PySys_FormatStdout" in code:
+            # There it would find neither the context variables of the caller, nor JAX's settings.
+            raise Ordinary("it enters Python itself (numba.objmode, print)")
         key = signature, id(compiled.library)
         if (kernel := _kernels.get(key)) is None:
             kernel = _kernels[key] = _compiled(signature, compiled, args)
@@ -145,7 +147,7 @@ def _call_text(signature: Signature, args: tuple[Any, ...], overload: Any, scope
         if isinstance(part, int):
             return f"x{part}"
         if isinstance(part, Filled):
-            return f"w{part.number}{'.reshape(1)' if part.is_vector else ''}"
+            return f"w{part.number}"
         if isinstance(part, Zeros):
             dtype, rank = signature.inputs[part.like]
             return f"zeros_like(x{part.like})" if rank else f"d_{dtype}(0)"
@@ -167,9 +169,7 @@ def _compiled(signature: Signature, compiled: Any, args: tuple[Any, ...]) -> Ker
     lines = ["def run(frame_address):"]
     axes = signature.axes
     for k, (dtype, rank) in enumerate(signature.inputs):
-        lines += _array(
-            "a", frame.ARGUMENTS, k, dtype, rank + sum(mask[k] is not False for mask in signature.masks), scope
-        )
+        lines += _array("a", frame.ARGUMENTS, k, dtype, rank + sum(mask[k] for mask in signature.masks), scope)
     for k, (dtype, rank) in enumerate(signature.results):
         lines += _array("o", frame.RESULTS, k, dtype, rank + axes, scope)
     indent = "    "
@@ -185,7 +185,7 @@ def _compiled(signature: Signature, compiled: Any, args: tuple[Any, ...]) -> Ker
     exec("\n".join(lines), scope)
     run = njit(scope["run"])
     run.compile((types.int64,))
-    return Kernel(run.overloads[types.int64,], overload, frame.FLAGS if is_ufunc(signature.func) else 0)
+    return Kernel(run.overloads[types.int64,], overload)
 
 
 def _array(name: str, table: int, k: int, dtype: str, rank: int, scope: dict[str, Any]) -> list[str]:
@@ -200,7 +200,7 @@ def _array(name: str, table: int, k: int, dtype: str, rank: int, scope: dict[str
 def _inputs_of_element(signature: Signature) -> list[str]:
     lines: list[str] = []
     for k, (_, rank) in enumerate(signature.inputs):
-        own = [f"i{axis}" if mask[k] else "0" for axis, mask in enumerate(signature.masks) if mask[k] is not False]
+        own = [f"i{axis}" for axis, mask in enumerate(signature.masks) if mask[k]]
         index = f"[{', '.join(own)}]" if own else "" if rank else "[0]"
         # The function may write into what it gets.
         lines.append(f"x{k} = a{k}{index}{'.copy()' if rank and signature.copy else ''}")
@@ -245,7 +245,7 @@ def _store(signature: Signature, k: int, part: str, kind: Any, scope: dict[str, 
     if isinstance(kind, types.NoneType) and signature.is_rule:
         return _filled(whole, f"d_{dtype}(0)", k, rank, axes)
     if isinstance(kind, (types.Number, types.Boolean)):
-        check, value = _cast(signature, part, kind, dtype, is_python=not is_ufunc(signature.func))
+        check, value = _cast(signature, part, kind, dtype, is_python=True)
         if rank and not signature.is_rule:
             raise Ordinary("it returns a number where an array is declared")
         return [*check, *_filled(whole, value, k, rank, axes)]

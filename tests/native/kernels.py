@@ -1,6 +1,7 @@
 """Functions that Numba compiles, with inputs and what they declare."""
 
 import collections
+import contextvars
 import functools
 import typing
 
@@ -193,58 +194,38 @@ def parallel(x):
     return total
 
 
-@numba.vectorize
-def raises_above_one(x):
-    if x > 1:
-        raise ValueError("above one")
-    return x
-
-
-@numba.vectorize
-def reciprocal(x):
-    return 1 / x
-
-
+@numba.guvectorize(["(f4[:], f4[:], f4[:])"], "(n),(m)->(n)")
 def times_sum(x, factors, out):
     for i in range(x.size):
         out[i] = x[i] * factors.sum()
 
 
-def ends(x, pair, mean, both):
-    mean[0] = x.sum() / x.size
-    both[0], both[1] = x.min() * pair[1], x.max()
+@njit
+def prints(x):
+    print(x.size)
+    return x * 2
 
 
-def above_a_hundred(x, out):
-    if x.sum() < 100:
-        raise ValueError("below a hundred")
-    out[0] = 1
+WIDTH = contextvars.ContextVar("WIDTH", default=1.0)
 
 
-def sum_of_doubles(x, out):
-    out[0] = x.astype(np.float64).sum() / 3
+@njit
+def by_a_context_variable(x):
+    with numba.objmode(width="float64"):
+        width = WIDTH.get()
+    return x * width
 
 
-def mean(x, out):
-    out[0] = x.sum() / x.size
+@njit
+def calls_what_enters_python(x):
+    return by_a_context_variable(x) + 1
 
 
-def takes_first_away(x, out):
-    x[0] = 0
-    out[0] = x.sum()
-
-
-def quickly(types):
-    return numba.vectorize(types, fastmath=True)
-
-
-def generalized(layout):
-    return lambda types: numba.guvectorize(types, layout)
-
-
-TIMES = Typed(generalized("(n),(m)->(n)"), ["(f4[:], f4[:], f4[:])"], times_sum)
-ENDS = Typed(generalized("(n),(k)->(),(k)"), ["(f4[:], f4[:], f4[:], f4[:])"], ends)
-MEAN = Typed(generalized("(n)->()"), ["(f4[:], f4[:])"], mean)
+@numba.vectorize
+def raises_above_one(x):
+    if x > 1:
+        raise ValueError("above one")
+    return x
 
 
 @njit
@@ -290,27 +271,14 @@ KERNELS = {
     "a partial": (functools.partial(by_keyword, scale=0.5), [V], F),
     "element-wise": (element_wise, [V, V[::-1].copy()], F),
     "element-wise, raises": (raises_above_one, [V], F),
-    "element-wise, of doubles": (numba.vectorize(lambda x: x * 2.5 + 0.1), [M], F),
-    "element-wise, integers": (numba.vectorize(lambda n: n * 2**40), [N], INT),
-    "element-wise, unsigned": (numba.vectorize(lambda n: n + np.uint64(2)), [np.array([3, 9], np.uint32)], INT),
-    "element-wise, in a list": (element_wise, [V, V], [F]),
-    "element-wise, other axes": (element_wise, [M.reshape(2, 1, 3), M], F),
-    "element-wise, one number": (element_wise, [M, F(0.5)], F),
-    "element-wise, numbers": (element_wise, [F(2), F(0.5)], F(0)),
-    "element-wise, by zero": (reciprocal, [V * 0], F),
-    "element-wise, of a number": (functools.partial(element_wise, 2.0), [V], F),
-    "element-wise, converted": (Typed(numba.vectorize, ["f8(f8)"], lambda x: x / 3), [V], F),
-    "element-wise, quick": (Typed(quickly, ["f4(f4)"], lambda x: x / 3), [V], F),
-    "element-wise, another shape": (element_wise, [M, V], np.zeros((1, 2, 3), F)),
-    "generalized": (TIMES, [V, V], F),
-    "generalized, axes": (TIMES, [M, np.ones((4, 1, 2), F)], np.zeros((4, 2, 3), F)),
-    "generalized, a number": (MEAN, [V], F(0)),
-    "generalized, numbers": (MEAN, [M], np.zeros(2, F)),
-    "generalized, several": (ENDS, [M, V[:2]], (np.zeros(2, F), np.zeros((2, 2), F))),
-    "generalized, raises": (Typed(generalized("(n)->()"), ["(f4[:], f4[:])"], above_a_hundred), [V], F(0)),
-    "generalized, writes": (Typed(generalized("(n)->()"), ["(f4[:], f4[:])"], takes_first_away), [V], F(0)),
-    "generalized, of doubles": (Typed(generalized("(n)->()"), ["(f4[:], f8[:])"], sum_of_doubles), [V], F(0)),
-    "generalized, does not fit": (TIMES, [F(1), V], F),
+    "element-wise, out of range": (
+        numba.vectorize(lambda x: np.uint8(x)),
+        [np.linspace(-300, 300, 64, dtype=F)],
+        np.uint8,
+    ),
+    "generalized": (times_sum, [V, V], F),
+    "a print": (prints, [V], F),
+    "Python inside of Python": (calls_what_enters_python, [V], F),
     "of one type": (Typed(njit, "float32[:](float32[:])", lambda x: x + F(1)), [V], F),
     "of an integer, gets NaN": (Typed(njit, "i4(i4)", lambda x: x * 3), [F(np.nan)], INT(0)),
     "of a double": (Typed(njit, "f8(f8)", lambda x: x / 3), [F(0.1)], F(0)),

@@ -17,18 +17,7 @@ import numpy as np
 
 from jaxpyop import _jaxcore
 from jaxpyop._host import Batch, Host, metrics
-from jaxpyop._native import (
-    DTYPES,
-    Constant,
-    Filled,
-    Ordinary,
-    Signature,
-    Zeros,
-    is_native,
-    is_ufunc,
-    native_block,
-    target,
-)
+from jaxpyop._native import DTYPES, Constant, Filled, Ordinary, Signature, Zeros, is_native, native_block, target
 from jaxpyop._op.primitive.call import Call
 from jaxpyop._values import number_rule
 
@@ -84,11 +73,8 @@ def _signature(call: Call, batch: Batch, ctx: Any) -> Signature:
     while type(func) is functools.partial:
         func, args, kwargs = func.func, (*func.args, *args), {**func.keywords, **kwargs}
     named = tuple((name, _part(value)) for name, value in kwargs.items())
-    ranks = [rank for _, rank in (*inputs, *results)]
-    shapes = [tuple(a.shape[a.ndim - rank :]) for a, rank in zip((*avals_in, *avals_out), ranks)]
-    rest: dict[str, Any] = {"is_rule": is_rule, "copy": call.copy, "shapes": tuple(shapes) if is_ufunc(func) else ()}
-    positional, cast = tuple(map(_part, args)), _cast_by(op.casting)
-    return Signature(func, positional, named, inputs, results, _tuples(returns), cast, masks, **rest)
+    cast, rest = _cast_by(op.casting), {"is_rule": is_rule, "copy": call.copy}
+    return Signature(func, tuple(map(_part, args)), named, inputs, results, _tuples(returns), cast, masks, **rest)
 
 
 def _part(value: Any) -> Any:
