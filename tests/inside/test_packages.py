@@ -7,7 +7,9 @@ package, whose order is not written down here: their imports must have no circle
 import ast
 import functools
 import graphlib
+import itertools
 import pathlib
+import re
 
 import pytest
 
@@ -21,6 +23,7 @@ LAYERS += " / _op / _values / _host _tape _traced _native / _jaxcore _functions"
 LAYERS += " / _dtypes _sharding / _frames _config _settings"
 HEIGHT = {name: -k for k, names in enumerate(LAYERS.split("/")) for name in names.split()}
 FILES = sorted(SOURCE.rglob("*.py"))
+LISTING = pathlib.Path(__file__).parents[2].joinpath("docs/how_it_works.md").read_text("utf-8")
 
 
 @functools.cache
@@ -65,6 +68,14 @@ def trespasses(path, code):
 def test_a_package_uses_packages_below_it_through_their_init():
     assert {p.stem for p in SOURCE.iterdir() if p.suffix == ".py" or is_package(p.name)} == set(HEIGHT)
     assert [t for f in FILES for t in trespasses(str(f.relative_to(SOURCE)), f.read_text(encoding="utf-8"))] == []
+
+
+def test_the_page_lists_them_from_the_top_to_the_bottom():
+    rows = re.findall(r"^ (\S.*?)  ", LISTING.partition("<!-- picture: the packages")[2].partition("\n```\n")[0], re.M)
+    listed = [[pathlib.PurePath(name).stem for name in row.split(", ")] for row in rows]
+    assert sorted(itertools.chain(*listed)) == sorted(HEIGHT.keys() - {"__init__"})
+    lowest, highest = ([bound(HEIGHT[name] for name in row) for row in listed] for bound in (min, max))
+    assert all(above >= below for above, below in zip(lowest, highest[1:], strict=False))
 
 
 PACKAGES = [file.parent for file in FILES if file.name == "__init__.py" and file.parent != SOURCE]
