@@ -217,6 +217,8 @@ class Report:
         global reports
         _listen()
         with _lock:
+            if self in reports:
+                raise RuntimeError("this report is open already; open another one with jaxpyop.report()")
             self._native_runs = {number: int(words[-1]) for number, (_, words) in _native.items()}
             reports = (*reports, self)
         return self

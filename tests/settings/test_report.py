@@ -127,6 +127,17 @@ def test_what_happens_while_a_report_is_open_is_counted():
     assert calls == [{"sine": 2, "cos": 1}, {"sine": 2}]
 
 
+def test_a_report_is_opened_once_at_a_time():
+    op = lambda: jaxpyop.numpy_function(np.negative, [1.0], jnp.float32(0), name="negated")
+    with jaxpyop.report() as report:
+        with pytest.raises(RuntimeError, match="open already"), report:
+            pass
+        op()
+    with report:
+        op()
+    assert report.rows()[0]["calls"] == 2
+
+
 def test_threads_and_effects_in_flight_are_counted():
     f = numpy_op(np.sin)
     effect = jax.jit(lambda x: numpy_function(np.sin, [x], F, stateful=True))
