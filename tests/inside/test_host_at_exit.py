@@ -45,3 +45,19 @@ def test_the_process_waits_for_other_devices(before):
     """Python would abort the process: it would end the thread of a device in the middle of a call."""
     done = run_python(LATE.replace("{before}", str(before)), check=False, **on_devices(4))
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_no_function_begins_when_the_process_is_over():
+    """A program of a thread that goes on must not enter Python any more."""
+    code = """
+import jax, jax.numpy as jnp, jaxpyop
+from jaxpyop._host import at_exit
+f = jax.jit(lambda x: jaxpyop.numpy_function(print, [x], None))
+at_exit.state["over"] = True
+try:
+    jax.block_until_ready(f(1.0))
+    jax.effects_barrier()
+except jax.errors.JaxRuntimeError as error:
+    assert "no function can begin any more" in str(error), error
+"""
+    assert run_python(code).stdout == ""

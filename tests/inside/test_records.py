@@ -3,11 +3,14 @@
 gradients/test_records.py has what a user sees of it.
 """
 
+import jax
+import jax.numpy as jnp
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxpyop._op.primitive.records import MAX_READ, NO_RECORD, READ_SHARE, Records
+import jaxpyop
+from jaxpyop._op.primitive.records import MAX_READ, NO_RECORD, READ_SHARE, RECORDS, Records
 from tests.shared.checks import eventually
 from tests.shared.examples import few, many
 
@@ -147,3 +150,19 @@ def test_no_token_is_that_of_a_record_that_is_kept():
     assert tokens == [LAST, 1, 2]
     records._next = LAST
     assert records.put(Taken()) == 3
+
+
+def test_a_large_record_that_was_read_is_gone_before_the_next_run():
+    """Or a step would take the memory of two."""
+    held = []
+
+    def body(x):
+        held.append(RECORDS.stats()["nbytes"])
+        return (x * x).sum()
+
+    step = jax.jit(jax.grad(lambda x: jaxpyop.py_function(body, [x], jnp.float32(0))))
+    jaxpyop.clear_records()
+    for _ in range(3):
+        jax.block_until_ready(step(jnp.ones(4 * 2**20)))
+    # It also ran once for the shape of its result.
+    assert held == [0] * 4
