@@ -231,6 +231,8 @@ def _end_with_parent() -> None:
     from multiprocessing import parent_process
 
     parent, its_number = parent_process(), os.getppid()
+    if parent is None:
+        return
 
     def end() -> None:
         try:
@@ -241,8 +243,7 @@ def _end_with_parent() -> None:
                 time.sleep(1)
         os._exit(1)
 
-    if parent:
-        threading.Thread(target=end, daemon=True).start()
+    threading.Thread(target=end, daemon=True).start()
 
 
 # ------------------------------------------------------------------------------- `timeout=`
