@@ -200,9 +200,13 @@ def times_sum(x, factors, out):
         out[i] = x[i] * factors.sum()
 
 
+# Ray puts another function in the place of Python's.
+print_of_python = print
+
+
 @njit
 def prints(x):
-    print(x.size)
+    print_of_python(x.size)
     return x * 2
 
 
