@@ -110,18 +110,15 @@ def scan_counts(eqn: Any) -> tuple[int, int]:
     return len(list(consts)), len(list(carry))
 
 
-def weakly_typed(x: Any, dtype: Any, weak: bool = True) -> Any:
-    """Returns a value in another dtype, which gives way to other dtypes, as the dtype of a Python number does."""
+def converted(x: Any, dtype: Any, *, weak: bool) -> Any:
+    """Returns a value in another dtype. A weak one gives way to other dtypes, as that of a Python number does."""
     return jax.lax.convert_element_type_p.bind(x, new_dtype=dtype, weak_type=weak, sharding=None)
 
 
 def with_weak_type(x: Any, aval: Any) -> Any:
-    """Returns a value whose type is weak if this type of the same dtype is, and only then.
-
-    A weak dtype gives way to other dtypes, as the dtype of a Python number does.
-    """
+    """Returns a value whose type is weak if this type of the same dtype is, and only then."""
     is_weak, weak = (bool(getattr(kind, "weak_type", False)) for kind in (jax.typeof(x), aval))
-    return x if is_weak == weak else weakly_typed(x, aval.dtype, weak)
+    return x if is_weak == weak else converted(x, aval.dtype, weak=weak)
 
 
 def make_jaxpr(function: Callable[..., Sequence[Any]], args: Sequence[Any]) -> Any:

@@ -180,12 +180,6 @@ def _called(context: Any, builder: Any, address: Any, returned: Any, wanted: Any
     kind = context.call_conv.get_function_type(returned, wanted)
     function = builder.inttoptr(address, kind.as_pointer())
     status, found = context.call_conv.call_function(builder, function, returned, wanted, given)
-    with cgutils.if_unlikely(builder, status.is_python_exc):
-        # An exception in `objmode` would go on in the code that called the program.
-        python = context.get_python_api(builder)
-        lock = python.gil_ensure()
-        python.err_clear()
-        python.gil_release(lock)
     return builder.not_(status.is_ok), found
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from jaxpyop._dtypes import is_inexact
@@ -28,9 +29,12 @@ def _where(m: Any, f: Any, condition: Any) -> Foreign:
     return Foreign(called)
 
 
+def _has_no_tangent(x: Any) -> bool:
+    return isinstance(x, (int, np.integer)) or (is_array(x) and not is_inexact(x))
+
+
 def _while_loop(m: Any, cond_fun: Any, body_fun: Any, init_val: Any) -> Any:
-    state = jax.tree.leaves(jax.eval_shape(lambda: m.to_jax(init_val)))
-    if m.auto and any(map(is_inexact, state)):
+    if m.auto and not all(map(_has_no_tangent, jax.tree.leaves(m.to_jax(init_val)))):
         # The function itself has a derivative where it takes another branch.
         raise Refused("a backward pass through jax.lax.while_loop")
     test, taken = m.function_for_jax(cond_fun), m.is_taken()

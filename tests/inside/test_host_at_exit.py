@@ -59,5 +59,7 @@ try:
     jax.effects_barrier()
 except jax.errors.JaxRuntimeError as error:
     assert "no function can begin any more" in str(error), error
+else:
+    raise AssertionError("a function began")
 """
     assert run_python(code).stdout == ""

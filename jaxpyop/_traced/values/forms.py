@@ -323,7 +323,7 @@ class Filling:
         if form.kind == "arr":
             x = next(self.leaves)
             x = x if is_array(x) else wide(jnp.asarray, x)  # JAX may have made a constant of it
-            return _jaxcore.weakly_typed(x, form.own[1]) if form.own[2] else x
+            return _jaxcore.converted(x, form.own[1], weak=True) if form.own[2] else x
         if form.kind == "union":
             tag = next(self.leaves)
             return Union(tag, [self.get(x) for x in form.parts])

@@ -298,7 +298,7 @@ def num_to_array(v: Any, like: Any = None) -> Any:
     if is_float:
         dtype = beside  # in one step, because float64 by way of float32 to float16 would be rounded twice
     with jax.enable_x64(True):
-        return core.weakly_typed(v.val, dtype)
+        return core.converted(v.val, dtype, weak=True)
 
 
 def num_as_dtype(v: Num, dtype: Any) -> Any:
