@@ -211,9 +211,7 @@ def _program_of(tape: Tape, in_slots: tuple[int, ...], out_slots: tuple[int, ...
 def _new_program(tape: Tape, in_slots: tuple[int, ...], out_slots: tuple[int, ...], *, is_shared: bool) -> Program:
     typed = {s for entry in tape.entries for s in entry.ins}.union(tape.free) - tape.read
     is_wide = any(typeof(v).dtype in _WIDE for v in tape.values)
-    # The body may have turned on 64 bits for a block. Outside of it, a NumPy scalar would seem to have 32.
-    with _dtypes.with_wide_types(is_wide):
-        types = tuple([typeof(v) if s in typed else None for s, v in enumerate(tape.values)])
+    types = tuple([typeof(v) if s in typed else None for s, v in enumerate(tape.values)])
     kept = tuple(sorted(tape.read))
     sizes = tuple([_size_of(tape.values[s]) for s in kept])
     return Program(tuple(tape.entries), in_slots, out_slots, kept, types, sizes, is_shared, is_wide)

@@ -78,7 +78,7 @@ WRONG = {
     "no Tout": ({"Tout": None}, TypeError, r"Tout was not given; write .*Tout="),
     "no Tout and no inp": ({"Tout": None, "inp": None}, TypeError, r"as a decorator, @\w+\(Tout=jnp.float32\)"),
     "nothing": ({"func": None, "Tout": None, "inp": None}, TypeError, "Tout was not given"),
-    "no inp": ({"inp": None}, TypeError, "inp is None; expected a list of inputs"),
+    "no inp": ({"inp": None}, TypeError, r"inp is None; expected a list of inputs.* later, \w+\(Tout=...\)\(func\)"),
     "no func": ({"func": None}, TypeError, r"func must be a function, as in \w+\(func, inp, Tout\), got None"),
     "a name that is a dtype": ({"name": F}, TypeError, r"name is <class .*float32'>; expected .*inp=\[x, y\]"),
     "a state that is a dtype": ({"stateful": F}, TypeError, r"stateful is <class .*float32'>; expected"),
