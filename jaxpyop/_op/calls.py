@@ -126,8 +126,8 @@ def _read_inp(inp: Any, api: str) -> Sequence[Any]:
         return inp
     if isinstance(inp, (str, bytes, Mapping)) or inp is None:
         raise TypeError(
-            f"{api}: inp is {inp!r}; expected a list of inputs, inp=[x, y], or [] (a single pytree p: inp=[p]); to call "
-            f"the op later, {api}(Tout=...)(func)"
+            f"{api}: inp is {inp!r}; expected a list of inputs, inp=[x, y], or [] (a single pytree p: inp=[p]); "
+            f"to call the op later, {api}(Tout=...)(func)"
         )
     return [inp]
 

@@ -205,14 +205,14 @@ def test_a_call_does_not_wait_for_ever_for_a_worker(monkeypatch):
     """As where a cluster has lost all of them."""
     monkeypatch.setattr("jaxpyop._host.pools.sending._WARN", 0.5)
     dask = pytest.importorskip("dask", reason="needs the extra `dask`")
+    # Dask's own text or ours, whichever of them looks first.
+    match = "no worker came|without any running workers"
     with (
         dask.config.set({"distributed.scheduler.no-workers-timeout": "3s"}),
         cluster_of(0) as cluster,
         cluster.get_client() as client,
         pytest.warns(RuntimeWarning, match="executor= has no worker, and the call waits 3 seconds"),
     ):
-        # Dask's own text or ours, whichever looks first.
-        match = "no worker came|without any running workers"
         assert_raises_at(0, Exception, match, parallel(numpy_function, bodies.double, client), grid(3))
 
 
