@@ -40,6 +40,7 @@ except ImportError:  # Windows
 # The type of a leaf of an element's result.
 Leaf = tuple[tuple[int, ...], np.dtype[Any]]
 _DESCRIPTION, _COMPLETE = "description.json", "complete.json"
+_RECORD = {"of", "code", "elements", "results"}
 # The locks of this process. A forked child has them too, and would keep them if this process is killed.
 _locks: set[int] = set()
 
@@ -211,7 +212,10 @@ class Folder:
     def _complete(self) -> list[dict[str, Any]] | None:
         """The records of all blocks; None if some of these are missing."""
         if self._records is None and self._exists(_COMPLETE):
-            self._records = self._json(_COMPLETE, list)
+            records = self._json(_COMPLETE, list)
+            if not all(isinstance(record, dict) and record.keys() == _RECORD for record in records):
+                raise self._damaged(_COMPLETE)
+            self._records = records
         return self._records
 
     def _record(self, number: int) -> dict[str, Any] | None:
@@ -272,7 +276,8 @@ class Folder:
         """The bytes of each leaf of each block, from the complete results; None where they are damaged."""
         with contextlib.ExitStack() as stack:
             # As files: the pages of a memory map count as memory of the process.
-            files = [stack.enter_context((self._path / f"{k}.npy").open("rb")) for k in range(len(self._leaves))]
+            paths = [self._path / f"{k}.npy" for k in range(len(self._leaves))]
+            files = [stack.enter_context(path.open("rb")) if path.exists() else io.BytesIO() for path in paths]
             headers = [file.read(len(header)) == header for file, header in zip(files, self._headers(records))]
             for number, record in enumerate(records):
                 data = [file.read(size) for file, size in zip(files, self._sizes(record))]

@@ -22,12 +22,15 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxpyop import _settings
+from jaxpyop._batches.contents import checksum_of
 from jaxpyop._batches.folder import Folder, Memory
 from jaxpyop._batches.inputs import API, Array, Arrays, Elements, bytes_of, data_of, is_key, read_inputs, with_keys
 from jaxpyop._host import add_note, reraise
 from jaxpyop._jaxcore import Literal, consts_of, equations_in, is_eager, jaxpr_of, jaxprs_in
 from jaxpyop._op import numerical, python_call_p
 from jaxpyop._saved import code_checksum
+from jaxpyop._values import nodes_of
 
 # How long a process that waits for the blocks of others sleeps before it looks for them.
 _SECONDS = 0.2
@@ -247,14 +250,25 @@ def _description(
         "version": version,
         "functions on the host": functions,
         "jax": jax.__version__,
+        "settings of jax": list(map(str, _settings.thread_settings())),
         "platform": jax.default_backend(),
     }
     return description, code
 
 
+# How a text calls Python, or a function that Numba compiled: by a number, or by an address of this process.
+_CALL = re.compile(r"@(?:xla_buffer_python_cpu_callback|jaxpyop_native_\w+)(\(.*?\{)((?:index|block) = \d+) : u?i64\}")
+
+
+def _without_addresses(text: str) -> str:
+    """Returns a text of a program that is the same in each process, and with and without native calls."""
+    numbers: dict[str, int] = {}
+    return _CALL.sub(lambda found: f"@call{found[1]}{numbers.setdefault(found[2], len(numbers))}}}", text)
+
+
 def _program_checksum(traced: Any, text: str) -> str:
     """Returns a checksum of what JAX compiles, of which this is the text."""
-    hashed = hashlib.sha256(text.encode())
+    hashed = hashlib.sha256(_without_addresses(text).encode())
     # JAX can be set to lower constants as inputs, so that their values are not in the text.
     for x in map(data_of, _constants({"": traced.jaxpr})):
         hashed.update(f"{x.shape} {x.dtype}".encode() + bytes_of(x))
@@ -282,7 +296,12 @@ def _host_functions(traced: Any, text: str) -> tuple[list[list[str]], list[str |
             options = op.vmap_method.name, op.casting, op.on_jax, op.out, steps, op.fills, list(rules)
             # The text of a padded result leaves some of its options out.
             results = [(leaf, leaf.encoding and dataclasses.astuple(leaf.encoding)) for leaf in op.spec.returned.leaves]
-            found.append([repr(call), _shown(options), _shown(results), _inputs_of(call)])
+            tree, leaves = _inputs_of(call)
+            shown = map(_shown, (options, results, tree, leaves))
+            with _naming(op.title):
+                # The texts of arrays and objects leave much out.
+                checksum = checksum_of([options, results, tree and nodes_of(tree), leaves])
+            found.append([repr(call), *shown, checksum])
             code += map(code_checksum, (op.func, *rules.values()))
         elif "callback" in eqn.params:
             callback = getattr(eqn.params["callback"], "callback_func", eqn.params["callback"])
@@ -293,12 +312,23 @@ def _host_functions(traced: Any, text: str) -> tuple[list[list[str]], list[str |
     return found, code
 
 
-def _inputs_of(call: Any) -> str:
-    """The structure of the inputs of a user's call, with what is no array among them."""
+def _inputs_of(call: Any) -> tuple[Any, Any]:
+    """The structure of the inputs of a user's call, and what is no array among them."""
     while call.origin is not None:
         call = call.origin[0]
     inputs = getattr(call.body, "inputs", None)
-    return "" if inputs is None else _shown((inputs.tree, inputs.leaves))
+    return (None, None) if inputs is None else (inputs.tree, inputs.leaves)
+
+
+@contextlib.contextmanager
+def _naming(title: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        raise TypeError(
+            f"{API}: {title} gets an object of which a folder cannot tell whether it has changed ({error}); let the "
+            "function read it from around it, and name it by version="
+        ) from error
 
 
 def _shown(value: Any) -> str:

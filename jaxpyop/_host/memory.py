@@ -11,7 +11,9 @@ arrays.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import functools
 import gc
 import sys
 import sysconfig
@@ -47,6 +49,19 @@ FREE = _references_of_a_local()
 COUNTS_ARE_EXACT = not sysconfig.get_config_var("Py_GIL_DISABLED")
 
 
+def _can_lend(dtype: np.dtype[Any]) -> bool:
+    """Whether arrays of a dtype are lent, and not copied."""
+    return COUNTS_ARE_EXACT and _is_known_by_text(dtype)
+
+
+@functools.cache
+def _is_known_by_text(dtype: np.dtype[Any]) -> bool:
+    # By its text `as_strided` knows a dtype. That of float8_e5m2 is none of NumPy's.
+    with contextlib.suppress(TypeError):
+        return np.dtype(dtype.str).itemsize == dtype.itemsize
+    return False
+
+
 # ------------------------------------------------------------------ XLA's buffers, lent for the time of a call
 
 
@@ -69,13 +84,13 @@ def view_of(buffer: Any) -> np.ndarray[Any, Any]:
 def view_or_copy(buffer: Any) -> np.ndarray[Any, Any]:
     """A view of a large buffer, or a copy of a small one."""
     array = np.asarray(buffer)
-    return array.copy() if array.nbytes < SMALL or not COUNTS_ARE_EXACT else view_of(buffer)
+    return array.copy() if array.nbytes < SMALL or not _can_lend(array.dtype) else view_of(buffer)
 
 
 def lend(buffer: Any) -> np.ndarray[Any, Any]:
     """A read-only array over the same memory, or a small copy, for `kept_of` to watch."""
     view = view_or_copy(buffer)
-    if view.nbytes < SMALL or not COUNTS_ARE_EXACT:
+    if view.nbytes < SMALL or not _can_lend(view.dtype):
         view.setflags(write=False)
         return view
     # NumPy makes this array the base of its own slices, unlike view[...]. So a
@@ -85,15 +100,13 @@ def lend(buffer: Any) -> np.ndarray[Any, Any]:
 
 def lend_results(views: Iterable[Any]) -> list[Any]:
     """Arrays over the same memory for a body to fill, for `kept_of` to watch; or copies, for `return_results`."""
-    if not COUNTS_ARE_EXACT:
-        return [view.copy() for view in views]
-    return [as_strided(view, view.shape, view.strides) for view in views]
+    return [as_strided(view, view.shape, view.strides) if _can_lend(view.dtype) else view.copy() for view in views]
 
 
 def return_results(lent: Iterable[Any], views: Iterable[Any]) -> None:
     """Bring home what a body filled, where `lend_results` lent copies."""
-    if not COUNTS_ARE_EXACT:
-        for array, view in zip(lent, views):
+    for array, view in zip(lent, views):
+        if not _can_lend(view.dtype):
             np.copyto(view, array)
 
 

@@ -24,7 +24,7 @@ from jaxpyop._saved.file_format import (
 )
 from jaxpyop._saved.function_names import Names
 from jaxpyop._saved.structures import structure_from_data, structure_to_data
-from jaxpyop._values import KeyEncoding, Leaf, Padding, Struct, inputs_of, padded
+from jaxpyop._values import SLOT, KeyEncoding, Leaf, Padding, Struct, inputs_of, padded, static
 
 _Functions = Sequence[Callable[..., Any]]
 # Fields of an op that follow from others, or that mean nothing for an op that is called.
@@ -64,7 +64,10 @@ class CallsToData:
             raise ValueError(f"{call.title}: jaxpyop.export does not know how this call was made")
         try:
             inputs = call.body.inputs
-            skeleton = structure_to_data(inputs.unflatten, len(inputs.key_impls), self._names, call.title)
+            # What is no array stays whole: as a part of the structure, a dict would be sorted.
+            leaves = tuple([leaf if leaf is SLOT else static(leaf) for leaf in inputs.leaves])
+            whole = dataclasses.replace(inputs, leaves=leaves)
+            skeleton = structure_to_data(whole.unflatten, len(inputs.key_impls), self._names, call.title)
         except TypeError as error:
             raise ValueError(
                 f"{call.title}: an input that is no array, {error}; jaxpyop.export saves only such data: pass it "

@@ -17,6 +17,8 @@ import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from jaxpyop._functions import closure_of, contents_of_code, defaults_of
 from jaxpyop._native import is_compiled
 
@@ -328,8 +330,8 @@ def _python() -> str:
 # So many functions that hold each other are looked into.
 _MOST_FUNCTIONS = 100
 
-# The code of these packages, and of the wrappers that their decorators make, differs between their versions. It is left
-# out of a checksum, and only the user's function inside counts.
+# The code of these packages, and of the wrappers that they make, differs between their versions. Of a wrapper a
+# checksum has the user's function inside, and what else it holds, such as the `argnums` of `jax.grad`.
 _LIBRARIES = ("jax", "jaxpyop", "numpy")
 
 
@@ -355,12 +357,27 @@ def _code_parts(func: Any, seen: set[int]) -> list[Any]:
     inside = getattr(func, "__wrapped__", None)
     if not isinstance(func, types.FunctionType):
         # Where C code has the `__call__`, it is no function either, and has no parts.
-        return [*_code_parts(type(func).__call__, seen), *_code_parts(inside, seen)]
-    if str(func.__globals__.get("__name__")).partition(".")[0] in _LIBRARIES:
-        return _code_parts(inside, seen)
+        own = getattr(func, "__dict__", {}) if _is_of_library(type(func).__module__) else {}
+        # A list of the user's may change while the program runs. One of a library does not.
+        own = {name: tuple(value) if type(value) is list else value for name, value in own.items()}
+        return [*_held(own, inside, seen), *_code_parts(type(func).__call__, seen), *_code_parts(inside, seen)]
+    if _is_of_library(func.__globals__.get("__name__")):
+        # What an op holds of ours is described elsewhere.
+        held = {} if func.__globals__["__name__"].startswith("jaxpyop.") else closure_of(func)
+        return [*_held(held, inside, seen), *_code_parts(inside, seen)]
     plain = {name: repr(value) for name, value in defaults_of(func).items() if _is_plain(value)}
-    held = _values({name: value for name, value in closure_of(func).items() if value is not inside}, seen)
-    return [(contents_of_code(func.__code__), plain), *([held] if held else []), *_code_parts(inside, seen)]
+    held = _held(closure_of(func), inside, seen)
+    return [(contents_of_code(func.__code__), plain), *held, *_code_parts(inside, seen)]
+
+
+def _is_of_library(module: Any) -> bool:
+    return str(module).partition(".")[0] in _LIBRARIES
+
+
+def _held(values: Mapping[Any, Any], inside: Any, seen: set[int]) -> list[Any]:
+    """Describe what a function holds besides the one that it wraps, if there is anything to describe."""
+    held = _values({name: value for name, value in values.items() if value is not inside}, seen)
+    return [held] if held else []
 
 
 def _values(values: Mapping[Any, Any], seen: set[int]) -> dict[Any, Any]:
@@ -372,4 +389,4 @@ def _values(values: Mapping[Any, Any], seen: set[int]) -> dict[Any, Any]:
 def _is_plain(value: Any) -> bool:
     if type(value) is tuple:
         return all(map(_is_plain, value))
-    return type(value) in (type(None), bool, int, float, complex, str, bytes)
+    return type(value) in (type(None), bool, int, float, complex, str, bytes) or isinstance(value, np.dtype)

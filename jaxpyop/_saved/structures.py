@@ -19,7 +19,7 @@ import jax.export
 
 from jaxpyop._saved.file_format import from_data, to_data
 from jaxpyop._saved.function_names import Names, fields_of
-from jaxpyop._values import SLOT
+from jaxpyop._values import SLOT, static
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -84,6 +84,8 @@ def structure_from_data(data: Any, objects: Sequence[Any], leaf: Callable[[Any],
 
 def _node_to_data(node: Any, part: Callable[[Any], Any], names: Names, title: str) -> Any:
     """Return a node or a function as data; None for what is neither. `part` turns what the node holds into data."""
+    if isinstance(node, static):
+        return {"static": part(node.value)}
     if (written := _written_by_jax(node)) is not None:
         children = jax.tree.leaves(node, is_leaf=lambda x: x is not node)
         return {"jax": base64.b85encode(written).decode(), "parts": list(map(part, children))}
@@ -98,6 +100,8 @@ def _node_to_data(node: Any, part: Callable[[Any], Any], names: Names, title: st
 
 
 def _node_from_data(data: dict[str, Any], part: Callable[[Any], Any], objects: Sequence[Any]) -> Any:
+    if "static" in data:
+        return static(part(data["static"]))
     if "function" in data:
         return objects[data["function"]]
     parts = list(map(part, data["parts"]))

@@ -12,12 +12,14 @@ import dataclasses
 import functools
 import itertools
 import types
+import weakref
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import jax
 
 from jaxpyop import _jaxcore
+from jaxpyop._functions import closure_of
 from jaxpyop._jaxcore import consts_of, jaxpr_of, jaxprs_in
 from jaxpyop._tape.keys import UnkeyableError, structural_key
 
@@ -205,8 +207,10 @@ def find_custom_jvp_op(
     function is not shared at all: its rule may read variables that change.
     """
     function, rule = _jaxcore.function_behind(fun), _jaxcore.function_behind(jvp)
-    if function is None or rule is None or not (getattr(function, "__module__", None) or "").startswith("jax."):
-        return None
+    for each in (function, rule):
+        if each is None or (each not in _jaxs_own and not _is_jaxs_own(each, set())):
+            return None
+        _jaxs_own.add(each)
     key = (primitive, fun, rule, tuple(params.items()), tuple(map(jax.typeof, args)))
     bind = functools.partial(primitive.bind, subfuns=(fun, jvp), **params)
     try:
@@ -214,6 +218,26 @@ def find_custom_jvp_op(
     except TypeError:
         # A parameter has no hash.
         return None
+
+
+# The functions that were found to be JAX's own.
+_jaxs_own: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def _is_jaxs_own(value: Any, seen: set[int]) -> bool:
+    """Tells whether a value is no function, or one of JAX's own code, with all that it holds."""
+    if id(value) in seen or isinstance(value, type) or not (callable(value) or isinstance(value, (list, tuple))):
+        return True
+    seen.add(id(value))
+    if isinstance(value, (list, tuple)):
+        held, home = value, "jax"
+    elif isinstance(value, types.FunctionType):
+        # Its `__module__` may be that of a function which it wraps.
+        held, home = closure_of(value).values(), value.__globals__.get("__name__", "")
+    else:
+        # A function under `jax.jit` or `jax.custom_jvp`, with its rule.
+        held, home = getattr(value, "__dict__", {}).values(), type(value).__module__
+    return home.partition(".")[0] in ("jax", "jaxlib") and all(_is_jaxs_own(each, seen) for each in held)
 
 
 # ------------------------------------------------- arrays that a jitted function closes over

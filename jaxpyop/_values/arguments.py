@@ -65,8 +65,9 @@ class Arguments:
 
     def filled_with_tangents(self, tangents: Sequence[Any]) -> tuple[Any, ...]:
         """The structure of the arguments, with the tangents in the places of their arrays, and None elsewhere."""
-        none_at = lambda value: jax.tree.map(lambda leaf: None, value)
-        return self._unflatten([tangents[a.number] if type(a) is _Array else none_at(a.value) for a in self._leaves])
+        # A value of `static` is one leaf, whatever it holds.
+        none_at = lambda fixed: jax.tree.map(lambda leaf: None, fixed.value) if fixed.is_default else None
+        return self._unflatten([tangents[a.number] if type(a) is _Array else none_at(a) for a in self._leaves])
 
     def _unflatten(self, leaves: Sequence[Any]) -> tuple[Any, ...]:
         return tuple(jax.tree.unflatten(self._tree, leaves))

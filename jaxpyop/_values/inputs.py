@@ -185,8 +185,9 @@ def lost_by_an_array(value: Any) -> tuple[str, str] | None:
 
 
 def inputs_of(skeleton: Any, key_impls: Sequence[Any]) -> Inputs:
-    """Make `Inputs` of an `(args, kwargs)` that has a `SLOT` at each array."""
+    """Make `Inputs` of an `(args, kwargs)` that has a `SLOT` at each array, and may have `static` values."""
     leaves, tree = jax.tree.flatten(skeleton)
+    leaves = [leaf.value if isinstance(leaf, static) else leaf for leaf in leaves]
     slots = (SLOT,) * len(leaves)
     is_flat = tuple(leaves) == slots and tree == jax.tree.structure((slots, {})) and not any(key_impls)
     return Inputs(None if is_flat else tree, tuple(leaves), tuple(key_impls))

@@ -1,6 +1,7 @@
 """After a few steps nothing is traced and nothing is compiled any more, as in a step of plain JAX."""
 
 import contextlib
+import functools
 import threading
 
 import jax
@@ -126,11 +127,53 @@ def test_steps_leave_no_entries_in_the_cache_of_a_jitted_function():
     assert helper._cache_size() == entries
 
 
-def test_a_rule_of_the_user_that_reads_a_variable_is_called_each_time():
-    factor = [2.0]
-    scaled = jax.custom_jvp(lambda x: x)
-    scaled.defjvp(lambda primals, tangents: (primals[0], factor[0] * tangents[0]))
+factor = [2.0]
+
+
+def scaled_by(function, rule):
+    scaled = jax.custom_jvp(function)
+    scaled.defjvp(lambda primals, tangents: (function(primals[0]), rule(tangents[0])))
+    return scaled
+
+
+def scaled_alone(function):
+    scaled = jax.custom_jvp(function)
+    scaled.defjvps(lambda tangent, result, x: factor[0] * tangent)
+    return scaled
+
+
+def scaled_as_jax(function):
+    scaled = jax.custom_jvp(function)
+    scaled.defjvp(functools.wraps(function)(lambda p, t: (function(p[0]), factor[0] * t[0])))
+    return scaled
+
+
+class Scaled:
+    """Makes the function in each call, with a method as the rule."""
+
+    factor = property(lambda self: factor[0])
+
+    def __call__(self, x):
+        scaled = jax.custom_jvp(jax.lax.sin)
+        scaled.defjvp(self.rule)
+        return scaled(x)
+
+    def rule(self, primals, tangents):
+        return jax.lax.sin(primals[0]), self.factor * tangents[0]
+
+
+SCALED = {
+    "a function of the user": scaled_by(lambda x: x, lambda t: factor[0] * t),
+    "a function of JAX's": scaled_by(jax.nn.relu, lambda t: factor[0] * t),
+    "rules by argument": scaled_alone(jnp.sign),
+    "a rule with the name of JAX's": scaled_as_jax(jnp.sign),
+    "a method": Scaled(),
+}
+
+
+@pytest.mark.parametrize("scaled", SCALED.values(), ids=SCALED)
+def test_a_rule_of_the_user_that_reads_a_variable_is_called_each_time(scaled):
     f = lambda x: py_function(lambda x: scaled(x) * 1 if x > 0 else x, [x], F)
     for factor[0] in (2.0, 5.0, 2.0, 7.0):
         for _ in range(3):
-            assert jax.grad(f)(1.0) == factor[0]
+            assert jax.grad(f)(1.0) == jax.jvp(f, (1.0,), (1.0,))[1] == factor[0]

@@ -199,6 +199,26 @@ assert {row["op"]: row["route"] for row in report.rows()} == {"total": "buffer",
 
 
 @pytest.mark.slow
+def test_a_sweep_goes_on_in_another_process_with_and_without_native_calls(tmp_path):
+    code = f"""
+import numpy as np, jax.numpy as jnp, jaxpyop
+from tests.native.kernels import element_wise
+def stop(done, total):
+    if done == 2 * AFTER:
+        raise KeyboardInterrupt
+f = lambda x: jaxpyop.numpy_function(element_wise, [x, x + 1], jnp.float32(0))
+try:
+    jaxpyop.map_batches(f, np.arange(8, dtype=np.float32), batch_size=2, checkpoint={str(tmp_path)!r}, version="1",
+                        progress=stop)
+except KeyboardInterrupt:
+    print("stopped")
+"""
+    for after, native in ((1, "1"), (2, "1"), (3, "0"), (5, "1")):
+        done = run_python(f"AFTER = {after}" + code, JAXPYOP_NATIVE=native)
+        assert done.stdout == ("stopped\n" if after < 4 else "")
+
+
+@pytest.mark.slow
 def test_a_program_that_is_gone_leaves_no_block():
     from jaxpyop._native import frame
 

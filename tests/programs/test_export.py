@@ -49,6 +49,19 @@ def test_structs_in_place_of_arrays_and_static_arguments():
     np.testing.assert_allclose(again(X), of_branches(X) * 3, rtol=1e-6)
 
 
+def test_a_static_value_stays_as_it_is():
+    given = {"b": 2, "a": (3, {"z": None, "c": [1.5, True]}), 4: "x"}
+    seen = []
+    look = lambda x, value: seen.append(list(value.items())) or x
+    rule = lambda inputs, outputs, cotangents: seen.append(list(inputs[1].items())) or (cotangents,)
+    op = numpy_function(Tout=F(0), vjp=rule)(look)
+    step = jax.value_and_grad(lambda x: op(x, jaxpyop.static(given)))
+    names = {"functions": {"look": look, "rule": rule}}
+    for call in (step, jax.jit(step), jaxpyop.load(jaxpyop.export(step, **names)(1.0).to_bytes(), **names)):
+        call(1.0)
+    assert seen == [list(given.items())] * 6
+
+
 @pytest.mark.slow
 def test_symbolic_shapes():
     (n,) = jax.export.symbolic_shape("n")

@@ -79,15 +79,23 @@ def test_a_damaged_block_of_complete_results_is_computed_again(at, tmp_path):
     assert sorted(file.name for file in tmp_path.iterdir()) == ["0.npy", "complete.json", "description.json"]
 
 
+def test_a_file_of_complete_results_that_is_missing(tmp_path):
+    call = lambda: map_batches(lambda x: (x, BASE(x)), X, batch_size=2, checkpoint=tmp_path)
+    call()
+    (tmp_path / "0.npy").unlink()
+    with pytest.warns(RuntimeWarning, match="block 0 of the results .* so are 3 more"):
+        np.testing.assert_array_equal(call()[1], jax.vmap(BASE)(X))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["description.json", "complete.json"])
 def test_a_complete_folder_that_is_damaged(name, tmp_path):
     call = lambda: map_batches(BASE, X, batch_size=2, checkpoint=tmp_path)
     call()
     whole = (tmp_path / name).read_bytes()
-    for data in (whole[:-3], b"", whole[:-1] + bytes([whole[-1] ^ 1])):
+    for data in (whole[:-3], b"", whole[:-1] + bytes([whole[-1] ^ 1]), whole.replace(b'"elements', b'"Elements')):
         (tmp_path / name).write_bytes(data)
-        with pytest.raises(ValueError, match="is damaged; delete the folder"):
+        with pytest.raises(ValueError, match=r"is damaged; delete the folder|another call: elements: None there"):
             call()
 
 

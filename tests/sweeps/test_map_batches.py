@@ -1,6 +1,8 @@
 """`map_batches`: blocks of one compiled `vmap`, from arrays and iterables, in memory and in folders."""
 
+import copy
 import shutil
+import threading
 import types
 
 import jax
@@ -11,6 +13,7 @@ import pytest
 import jaxpyop
 from jaxpyop import map_batches, numerical
 from tests.shared.functions import numpy_function
+from tests.shared.processes import run_python
 from tests.shared.tables import named, rows
 from tests.sweeps.programs import BASE, F, W, X, apart, half_done, on_host, same
 
@@ -215,8 +218,36 @@ def pick(x, mode):
     return x[mode] if isinstance(x, dict) else x * {"two": 2, "three": 3}[mode]
 
 
+class Model:
+    """An object whose text tells nothing."""
+
+    def __init__(self, *held):
+        self.held = held
+
+
+def of(value):
+    """What reads a value that is no array of the program."""
+    return lambda x: numpy_function(lambda x, value: x, [x, jaxpyop.static(value)], F(0))
+
+
+def adding(k):
+    return lambda x: x + k
+
+
+LONG = np.zeros(2000)
 # Two functions that ask the same function on the host for different things.
 ASKED = {
+    "an element of a long array": (of, LONG, LONG + (np.arange(2000) == 1000)),
+    "the last bit of a number": (of, np.float64(0.1), np.nextafter(0.1, 1)),
+    "an attribute": (of, Model(1), Model(2)),
+    "what an attribute holds": (of, [Model({"a": LONG})], [Model({"a": LONG + 1})]),
+    "the order of a dict": (of, {"a": 1, "b": 2}, {"b": 2, "a": 1}),
+    "a set": (of, {"a", "b"}, {"a", "c"}),
+    "code": (of, Model(lambda x: x + 1), Model(lambda x: x + 2)),
+    "a closure": (of, Model(adding(LONG)), Model(adding(LONG + 1))),
+    "objects in an array": (of, *(np.array([Model(k), None], object) for k in (1, 2))),
+    "one object or two": (of, [Model(1)] * 2, [Model(1), Model(1)]),
+    "another class": (of, Model(1), types.SimpleNamespace(held=(1,))),
     "an argument that is no array": (lambda mode: lambda x: numpy_function(pick, [x, mode], F(0)), "two", "three"),
     "the structure of inputs": (lambda k: lambda x: numpy_function(pick, [{k: x, "c": x}, "c"], F(0)), "a", "b"),
     "a step": (lambda h: jax.grad(lambda x: numpy_function(sine, [x], F(0), vjp=numerical(step=h))), 0.1, 0.2),
@@ -226,9 +257,34 @@ ASKED = {
 
 @pytest.mark.parametrize(("make", "first", "second"), ASKED.values(), ids=ASKED)
 def test_what_is_asked_of_a_function_on_the_host(make, first, second, tmp_path):
-    map_batches(make(first), X, batch_size=2, checkpoint=tmp_path / "a", version="1")
+    call = lambda value: map_batches(make(value), X, batch_size=2, checkpoint=tmp_path / "a", version="1")
+    expected = call(first)
+    same(call(copy.deepcopy(first)), np.asarray(expected))
     with pytest.raises(ValueError, match="functions on the host: "):
-        map_batches(make(second), X, batch_size=2, checkpoint=tmp_path / "a", version="1")
+        call(second)
+
+
+@pytest.mark.slow
+def test_what_is_held_has_the_same_checksum_in_another_process():
+    code = "from tests.sweeps import test_map_batches as t; from jaxpyop._batches.contents import checksum_of; print("
+    code += "checksum_of([row for name, row in t.ASKED.items() if row[0] is t.of]))"
+    found = {run_python(code, PYTHONHASHSEED=str(seed)).stdout for seed in (1, 2)}
+    assert len(found) == 1, found
+
+
+def test_an_object_that_cannot_be_compared(tmp_path):
+    for value in (threading.Lock(), Model(iter([1]), threading.Lock())):
+        with pytest.raises(TypeError, match=r"tell whether it has changed \(cannot pickle.*; .* name it by version="):
+            map_batches(of(value), X, batch_size=2, checkpoint=tmp_path / "a", version="1")
+
+
+def test_settings_of_jax_are_part_of_a_folder(tmp_path):
+    """A function that makes its own numbers depends on them, and the program does not show it."""
+    call = lambda: map_batches(on_host(sine), X, batch_size=2, checkpoint=tmp_path / "a", version="1")
+    half_done(tmp_path / "a", on_host(sine), X, version="1")
+    with jax.enable_x64(True), pytest.raises(ValueError, match="settings of jax: "):
+        map_batches(on_host(sine), X, batch_size=2, checkpoint=tmp_path / "a", version="1")
+    same(call(), np.sin(X))
 
 
 def test_a_sweep_does_not_take_the_blocks_of_a_folder_that_was_made_anew(tmp_path):
