@@ -22,7 +22,8 @@ from tests.batches.programs import F, assert_raises_at, grid, parallel, processe
 from tests.shared.functions import numpy_function
 from tests.shared.processes import clean_environment
 
-pytestmark = pytest.mark.slow
+# On a busy machine the workers of a cluster take longer to come again than it takes to warn.
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:.*executor= has no worker")]
 
 
 def new_loky(workers):
@@ -274,14 +275,14 @@ def test_an_interrupt_ends_the_bodies(engine, tmp_path):
     program = subprocess.Popen(command, start_new_session=True, **options)
     try:
         for name in ("first", "second"):
-            until = time.monotonic() + 60
+            until = time.monotonic() + 150
             while not (tmp_path / name).exists() and time.monotonic() < until:
                 time.sleep(0.05)
             assert (tmp_path / name).exists()
             (os.kill if engine == "dask" else os.killpg)(program.pid, signal.SIGINT)
             assert program.stdout.readline() == "interrupted\n"
         # The workers that a cluster of Dask's starts again have to be there before it can end.
-        assert program.communicate(timeout=60) == ("", None)
+        assert program.communicate(timeout=150) == ("", None)
         time.sleep(1)  # what starts and watches processes ends a little later
         listed = subprocess.run(["ps", "-eo", "pgid=,stat="], capture_output=True, text=True, check=True).stdout
         alive = [line.split() for line in listed.splitlines() if "Z" not in line]

@@ -195,7 +195,7 @@ with concurrent.futures.ThreadPoolExecutor(8) as pool, jaxpyop.report() as repor
     list(pool.map(both, range(50)))
 assert {row["op"]: row["route"] for row in report.rows()} == {"total": "buffer", "lambda": "native"}, report
 """
-    run_python(code, timeout=100)
+    run_python(code)
 
 
 @pytest.mark.slow

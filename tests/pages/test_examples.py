@@ -71,7 +71,7 @@ def test_scripts_print_what_is_shown(page, name, tmp_path):
     assert said_in(code)
     (tmp_path / name).write_text(code, encoding="utf-8")
     done = subprocess.run(
-        [sys.executable, name], cwd=tmp_path, env=clean_environment(), capture_output=True, text=True, timeout=100
+        [sys.executable, name], cwd=tmp_path, env=clean_environment(), capture_output=True, text=True, timeout=200
     )
     assert done.stdout.splitlines() == said_in(code), done.stderr
 

@@ -70,7 +70,6 @@ with jax.set_mesh(mesh):
     run_on_eight(code)
 
 
-@pytest.mark.timeout(120)
 def test_one_thread_of_jaxs_pool_serves_four_callers():
     """Under `jax.jit` bodies that use JAX hold the pool's threads, and wait for each other's."""
     code = """

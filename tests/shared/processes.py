@@ -22,7 +22,7 @@ def clean_environment() -> dict[str, str]:
     return kept | {"PYTHONPATH": path, "JAX_PLATFORMS": "cpu"}
 
 
-def run_python(code: str, timeout: float = 100, check: bool = True, **env: str) -> subprocess.CompletedProcess[str]:
+def run_python(code: str, timeout: float = 200, check: bool = True, **env: str) -> subprocess.CompletedProcess[str]:
     """Run code in a fresh interpreter; hanging or failing is an error with its output."""
     env = clean_environment() | env
     done = subprocess.run(

@@ -152,7 +152,7 @@ def go(*processes):
 
 
 def ended(process):
-    out, err = process.communicate(timeout=100)
+    out, err = process.communicate(timeout=200)
     assert (process.returncode, out) == (0, "right\n"), err
 
 
@@ -245,4 +245,4 @@ def test_a_forked_child_does_not_keep_the_locks_of_a_process_that_is_killed(begu
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells the memory of a process in /proc")
 def test_a_million_elements_in_flat_memory(tmp_path):
-    run_python(f"from tests.sweeps import programs; programs.million({str(tmp_path)!r})", timeout=100)
+    run_python(f"from tests.sweeps import programs; programs.million({str(tmp_path)!r})")
