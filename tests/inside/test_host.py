@@ -10,6 +10,7 @@ from jaxpyop._host.pools import engines, job
 from jaxpyop._host.pools.shared import Notes, run_noting
 from tests.batches.programs import InCaller, grid, parallel
 from tests.shared.functions import numpy_function
+from tests.shared.tables import named
 
 
 class Workers(InCaller):
@@ -36,7 +37,9 @@ BATCHES = {
 }
 
 
-@pytest.mark.parametrize(("count", "seconds", "options", "most", "largest", "ran"), BATCHES.values(), ids=BATCHES)
+@pytest.mark.parametrize(
+    ("count", "seconds", "options", "most", "largest", "ran"), named(BATCHES, slow=["slow", "chunksize="])
+)
 def test_a_chunk_has_as_many_elements_as_a_worker_has_time_for(
     count, seconds, options, most, largest, ran, monkeypatch
 ):

@@ -81,7 +81,7 @@ ORDINARY = {
     "yields": "generator",
     "parallel": "parallel=True",
 }
-FAST = ["branches", "several", "raises"]
+FAST = ["branches"]
 # The kernels that are called by more than the program itself. For the others this would take a minute.
 INSIDE = ["branches", "several", "raises", "writes", "an integer", "complex", "allocates", "nested", "the input itself"]
 

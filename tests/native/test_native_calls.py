@@ -144,6 +144,7 @@ def test_past_a_number_of_kernels_calls_go_through_python(monkeypatch, caplog):
     assert "0 kernels were compiled" in caplog.text
 
 
+@pytest.mark.slow
 def test_no_import_of_numba_without_a_function_of_its_own():
     code = "import jax, sys, jaxpyop, numpy as np, jax.numpy as jnp\n"
     code += "jax.jit(lambda x: jaxpyop.numpy_function(np.sin, [x], jnp.float32))(1.0)\n"

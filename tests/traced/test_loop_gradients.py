@@ -54,6 +54,7 @@ def test_a_bound_that_is_exceeded_gives_the_value_and_no_gradient():
     assert np.isnan(slope)
 
 
+@pytest.mark.slow
 def test_what_overflows_beside_the_result_is_not_in_its_slopes():
     def body(x, y):
         for _ in range(int(x * 0) + 6):
