@@ -58,7 +58,8 @@ def _parts_of(value: Any, part: Callable[[Any], Any]) -> Iterable[Any]:
         # Their order is another one in each process.
         return sorted(map(checksum_of, value))
     if isinstance(value, types.FunctionType):
-        return [repr(contents_of_code(value.__code__)), part(closure_of(value)), part(defaults_of(value))]
+        held = closure_of(value), defaults_of(value), vars(value)
+        return [repr(contents_of_code(value.__code__)), *map(part, held)]
     # The name of a global object, or what makes the object and is then put into it.
     reduced = value.__reduce_ex__(4)
     if isinstance(reduced, str):
