@@ -31,6 +31,15 @@ def thread_settings() -> tuple[Any, ...]:
     return _read_settings(jax_config)
 
 
+# Settings of the process that decide it, too. No context of JAX's sets them for a block.
+OF_PROCESS = ("jax_random_seed_offset", "jax_explicit_x64_dtypes")
+
+
+def process_settings() -> tuple[Any, ...]:
+    """Returns the values of the settings of this process that decide what an operation gives."""
+    return tuple([getattr(jax_config, name, None) for name in OF_PROCESS])
+
+
 @contextlib.contextmanager
 def with_thread_settings(settings: Sequence[Any]) -> Iterator[None]:
     """Gives a block the settings of another thread."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import copyreg
+import functools
 import hashlib
 import json
+import sys
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import jax
@@ -15,10 +18,11 @@ from jaxpyop._batches.inputs import bytes_of, data_of
 from jaxpyop._functions import closure_of, contents_of_code, defaults_of
 
 _PLAIN = (type(None), type(...), bool, int, float, complex, str, bytes)
+_BUILT_IN = (list, tuple, dict, set, frozenset)
 
 
 def checksum_of(value: Any) -> str:
-    """Return a checksum of all that a value holds. An object holds what `pickle` would write, a function its code.
+    """Return a checksum of all that a value holds: what `pickle` would write of an object, and all code of the user's.
 
     Raises:
         TypeError: a part of it cannot be pickled.
@@ -29,18 +33,38 @@ def checksum_of(value: Any) -> str:
     def part(value: Any) -> Any:
         if type(value) in _PLAIN:
             return repr(value)
-        if isinstance(value, (type, types.ModuleType)):
-            return _name_of(value)
+        if isinstance(value, types.ModuleType):
+            return value.__name__
         if id(value) in seen:
             return [*seen].index(id(value))
         seen[id(value)] = value
-        return [_name_of(type(value)), *_parts_of(value, part)]
+        if isinstance(value, type):
+            return [_name_of(value), *([name, part(held)] for name, held in _of_class(value))]
+        return [part(type(value)), *_parts_of(value, part)]
 
     return hashlib.sha256(json.dumps(part(value)).encode()).hexdigest()
 
 
 def _name_of(value: Any) -> str:
-    return f"{getattr(value, '__module__', '')}:{getattr(value, '__qualname__', value.__name__)}"
+    return f"{getattr(value, '__module__', '')}:{value.__qualname__}"
+
+
+def _of_class(kind: type) -> Iterator[tuple[str, Any]]:
+    """The functions and data of a class of the user's, and of such classes that it inherits from."""
+    for each in kind.__mro__:
+        file = getattr(sys.modules.get(each.__module__), "__file__", None) or ""
+        # The classes of libraries are those of an installed version.
+        if each.__module__ == "__main__" or (file and not file.startswith((sys.prefix, sys.base_prefix))):
+            for name, held in vars(each).items():
+                held = getattr(held, "fget", getattr(held, "__func__", held))
+                is_data = isinstance(held, (*_PLAIN, *_BUILT_IN, np.ndarray, np.generic))
+                if isinstance(held, types.FunctionType) or (is_data and not name.startswith("__")):
+                    yield name, held
+
+
+@functools.cache
+def _kind_of_key_dtypes() -> type:
+    return type(jax.eval_shape(lambda: jax.random.key(0)).dtype)
 
 
 def _parts_of(value: Any, part: Callable[[Any], Any]) -> Iterable[Any]:
@@ -60,8 +84,11 @@ def _parts_of(value: Any, part: Callable[[Any], Any]) -> Iterable[Any]:
     if isinstance(value, types.FunctionType):
         held = closure_of(value), defaults_of(value), vars(value)
         return [repr(contents_of_code(value.__code__)), *map(part, held)]
+    if isinstance(value, _kind_of_key_dtypes()):
+        return [str(value)]
     # The name of a global object, or what makes the object and is then put into it.
-    reduced = value.__reduce_ex__(4)
+    reduce = copyreg.dispatch_table.get(type(value))
+    reduced = reduce(value) if reduce else value.__reduce_ex__(4)
     if isinstance(reduced, str):
         return [reduced]
     make, *held = reduced

@@ -180,7 +180,7 @@ class Folder:
             raise self._refusal(f"its block {number} is of other inputs or of another function")
         if record["code"] != self._code:
             warn_once(
-                ("code", str(self._path)),
+                ("code", str(self._path), *map(str, self._code)),
                 f"{API}: block {number} in the folder {self._path} was computed when the code of a Python function on "
                 "the host was another one; version= is the same, so it is not computed again: pass a new folder if "
                 "its results are not right any more",

@@ -250,7 +250,7 @@ def _description(
         "version": version,
         "functions on the host": functions,
         "jax": jax.__version__,
-        "settings of jax": list(map(str, _settings.thread_settings())),
+        "settings of jax": [*map(str, _settings.thread_settings()), *map(str, _settings.process_settings())],
         "platform": jax.default_backend(),
     }
     return description, code
@@ -294,13 +294,11 @@ def _host_functions(traced: Any, text: str) -> tuple[list[list[str]], list[str |
             op, rules = call.op, dict(call.op.rules.functions())
             steps = [rule.step for rule in (op.rules.vjp, op.rules.jvp) if isinstance(rule, numerical)]
             options = op.vmap_method.name, op.casting, op.on_jax, op.out, steps, op.fills, list(rules)
-            # The text of a padded result leaves some of its options out.
-            results = [(leaf, leaf.encoding and dataclasses.astuple(leaf.encoding)) for leaf in op.spec.returned.leaves]
-            tree, leaves = _inputs_of(call)
+            results, (tree, leaves, keys) = op.spec.returned.leaves, _inputs_of(call)
             shown = map(_shown, (options, results, tree, leaves))
             with _naming(op.title):
-                # The texts of arrays and objects leave much out.
-                checksum = checksum_of([options, results, tree and nodes_of(tree), leaves])
+                # The texts of arrays and objects leave much out, and that of a padded result some of its options.
+                checksum = checksum_of([options, results, tree and nodes_of(tree), leaves, list(map(str, keys))])
             found.append([repr(call), *shown, checksum])
             code += map(code_checksum, (op.func, *rules.values()))
         elif "callback" in eqn.params:
@@ -312,12 +310,12 @@ def _host_functions(traced: Any, text: str) -> tuple[list[list[str]], list[str |
     return found, code
 
 
-def _inputs_of(call: Any) -> tuple[Any, Any]:
-    """The structure of the inputs of a user's call, and what is no array among them."""
+def _inputs_of(call: Any) -> tuple[Any, Any, Any]:
+    """The structure of the inputs of a user's call, what is no array among them, and the kinds of typed keys."""
     while call.origin is not None:
         call = call.origin[0]
     inputs = getattr(call.body, "inputs", None)
-    return (None, None) if inputs is None else (inputs.tree, inputs.leaves)
+    return (None, None, ()) if inputs is None else (inputs.tree, inputs.leaves, inputs.key_impls)
 
 
 @contextlib.contextmanager

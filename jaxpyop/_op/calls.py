@@ -134,13 +134,14 @@ def _read_inp(inp: Any, api: str) -> Sequence[Any]:
 
 def _decorator(make: Callable[[Any], Op], when: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     def decorate(func: Callable[..., Any]) -> Callable[..., Any]:
-        # What Tout means depends on x64, and the mode on the config.
-        op_for = functools.cache(lambda x64, mode: make(func))
-        op = op_for(_dtypes.x64_enabled(), config.mode)
+        # What Tout means depends on the settings of 64 bits, and the mode on the config.
+        op_for = functools.cache(lambda x64, explicit, mode: make(func))
+        settings = lambda: (_dtypes.x64_enabled(), _dtypes.explicit_x64_mode(), config.mode)
+        op = op_for(*settings())
 
         @functools.wraps(func)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
-            return call_op(op_for(_dtypes.x64_enabled(), config.mode), args, kwargs, when)
+            return call_op(op_for(*settings()), args, kwargs, when)
 
         return mark_differentiable(wrapper) if op.on_jax or op.rules.any_given else wrapper
 

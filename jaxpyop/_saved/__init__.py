@@ -6,8 +6,9 @@ A Python function is stored by name alone, and a file never decides which functi
 
 Reading order: `exported` (what users call), `file_format` (bytes, and nested values), `structures` (pytrees),
 `plan_as_data` (the steps of a program: segments, Python calls, loops), `call_as_data` (one Python call),
-`function_names` (how a function is found again).
+`function_names` (how a function is found again), `code` (whether its code is another one).
 """
 
+from jaxpyop._saved.code import code_checksum
 from jaxpyop._saved.exported import export, load
-from jaxpyop._saved.function_names import code_checksum, register
+from jaxpyop._saved.function_names import register

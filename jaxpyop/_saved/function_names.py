@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import hashlib
 import importlib
 import re
 import sys
@@ -17,10 +16,8 @@ import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
-from jaxpyop._functions import closure_of, contents_of_code, defaults_of
 from jaxpyop._native import is_compiled
+from jaxpyop._saved.code import code_checksum, python_version
 
 _registered: dict[str, Callable[..., Any]] = {}
 
@@ -128,7 +125,7 @@ class Names:
     def _described(self, func: Any, title: str, what: str) -> dict[str, Any]:
         if why := getattr(func, "why_not_saved", ""):
             raise ValueError(f"{title}: another process cannot find {what} again: {why}")
-        found: dict[str, Any] = {"code": code_checksum(func), "python": _python()}
+        found: dict[str, Any] = {"code": code_checksum(func), "python": python_version()}
         for name, given in self._given.items():
             if _is_same(given, func):
                 return {"name": name, **found}
@@ -231,7 +228,7 @@ def changed_functions(data: Sequence[Mapping[str, Any]], found: Sequence[Callabl
 
     Code can be compared only between equal versions of Python.
     """
-    pairs = [(entry, func) for entry, func in zip(data, found) if entry.get("python") == _python()]
+    pairs = [(entry, func) for entry, func in zip(data, found) if entry.get("python") == python_version()]
     return [entry["name"] for entry, func in pairs if entry["code"] not in (None, code_checksum(func))]
 
 
@@ -317,76 +314,3 @@ def _imported(name: str) -> Any:
         return vars(importlib.import_module(module))[inside]
     except (ImportError, KeyError, SystemExit) as error:
         raise ValueError(f"it is not there ({type(error).__name__}: {error})") from None
-
-
-# ---------------------------------------------------------------- code objects
-
-
-def _python() -> str:
-    # Checksums of code can be compared within one version of Python only, because each version has its own bytecode.
-    return f"{sys.implementation.name} {sys.version_info.major}.{sys.version_info.minor}"
-
-
-# So many functions that hold each other are looked into.
-_MOST_FUNCTIONS = 100
-
-# The code of these packages, and of the wrappers that they make, differs between their versions. Of a wrapper a
-# checksum has the user's function inside, and what else it holds, such as the `argnums` of `jax.grad`.
-_LIBRARIES = ("jax", "jaxpyop", "numpy")
-
-
-def code_checksum(func: Any) -> str | None:
-    """Return a checksum of a function's code, which is the same in each process; None if the function has no code.
-
-    The checksum includes what the function itself holds, as far as that is code or plain data: its defaults, the
-    variables that it closes over, the function inside its decorators, and the arguments of a `functools.partial`. For a
-    callable object it is the checksum of the `__call__` of its class.
-    """
-    parts = _code_parts(func, set())
-    return hashlib.sha256(repr(parts).encode()).hexdigest()[:32] if parts else None
-
-
-def _code_parts(func: Any, seen: set[int]) -> list[Any]:
-    if func is None or id(func) in seen or len(seen) >= _MOST_FUNCTIONS:
-        return []
-    seen.add(id(func))
-    if isinstance(func, functools.partial):
-        return [_values({**dict(enumerate(func.args)), **func.keywords}, seen), *_code_parts(func.func, seen)]
-    if isinstance(func, types.MethodType):
-        return _code_parts(func.__func__, seen)
-    inside = getattr(func, "__wrapped__", None)
-    if not isinstance(func, types.FunctionType):
-        # Where C code has the `__call__`, it is no function either, and has no parts.
-        own = getattr(func, "__dict__", {}) if _is_of_library(type(func).__module__) else {}
-        # A list of the user's may change while the program runs. One of a library does not.
-        own = {name: tuple(value) if type(value) is list else value for name, value in own.items()}
-        return [*_held(own, inside, seen), *_code_parts(type(func).__call__, seen), *_code_parts(inside, seen)]
-    if _is_of_library(func.__globals__.get("__name__")):
-        # What an op holds of ours is described elsewhere.
-        held = {} if func.__globals__["__name__"].startswith("jaxpyop.") else closure_of(func)
-        return [*_held(held, inside, seen), *_code_parts(inside, seen)]
-    plain = {name: repr(value) for name, value in defaults_of(func).items() if _is_plain(value)}
-    held = _held(closure_of(func), inside, seen)
-    return [(contents_of_code(func.__code__), plain), *held, *_code_parts(inside, seen)]
-
-
-def _is_of_library(module: Any) -> bool:
-    return str(module).partition(".")[0] in _LIBRARIES
-
-
-def _held(values: Mapping[Any, Any], inside: Any, seen: set[int]) -> list[Any]:
-    """Describe what a function holds besides the one that it wraps, if there is anything to describe."""
-    held = _values({name: value for name, value in values.items() if value is not inside}, seen)
-    return [held] if held else []
-
-
-def _values(values: Mapping[Any, Any], seen: set[int]) -> dict[Any, Any]:
-    """Describe the values that are plain data or have code, in the same way in each process. Leave out all others."""
-    found = {k: repr(x) if _is_plain(x) else callable(x) and _code_parts(x, seen) for k, x in values.items()}
-    return {name: value for name, value in found.items() if value}
-
-
-def _is_plain(value: Any) -> bool:
-    if type(value) is tuple:
-        return all(map(_is_plain, value))
-    return type(value) in (type(None), bool, int, float, complex, str, bytes) or isinstance(value, np.dtype)

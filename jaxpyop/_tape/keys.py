@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxpyop._jaxcore import JAXPR_TYPES, Literal, consts_of, jaxpr_of
+from jaxpyop._jaxcore import JAXPR_TYPES, Literal, consts_of, is_of_jax, jaxpr_of
 
 
 class UnkeyableError(Exception):
@@ -29,8 +29,7 @@ def structural_key(value: Any) -> Hashable:
 
     Raises:
         UnkeyableError: `value` holds something without a hash; constants, which a cache would keep alive, and which may
-            be NumPy arrays that change; or a primitive of the user's own, which JAX expands by rules that may read
-            variables that change.
+            be NumPy arrays that change; or a primitive of the user's own, whose rules may read variables that change.
     """
     if isinstance(value, JAXPR_TYPES):
         if (key := _keys.get(value)) is None:
@@ -77,6 +76,8 @@ def _jaxpr_key(closed: Any) -> tuple[Any, ...]:
         return numbers.setdefault(atom, len(numbers))
 
     binders = tuple((name(v), v.aval) for v in (*jaxpr.constvars, *jaxpr.invars))
+    if not all(is_of_jax(eqn.primitive) for eqn in jaxpr.eqns):
+        raise UnkeyableError("a primitive of the user's own")
     eqns = tuple(
         (
             eqn.primitive,

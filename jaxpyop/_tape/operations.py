@@ -107,7 +107,8 @@ def _find_by_structure(primitive: Any, params: dict[str, Any], args: Sequence[An
     has_effects = any(jaxpr.effects for jaxpr in jaxprs_in(params))
     # The attribute marks a type that JAX expands into others first (JAX 0.10 to 0.12).
     is_high = any(getattr(jax.typeof(x), "is_high", False) for x in args)
-    if not (calls_python or holds_closure or has_effects or is_high):
+    is_plain = not (calls_python or holds_closure or has_effects or is_high)
+    if is_plain and _jaxcore.is_of_jax(primitive):
         with contextlib.suppress(UnkeyableError):
             key = (primitive, structural_key(params))
             return _shared(key, lambda: _make_op(primitive, params, args))
@@ -225,18 +226,19 @@ _jaxs_own: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def _is_jaxs_own(value: Any, seen: set[int]) -> bool:
-    """Tells whether a value is no function, or one of JAX's own code, with all that it holds."""
-    if id(value) in seen or isinstance(value, type) or not (callable(value) or isinstance(value, (list, tuple))):
+    """Tells whether a value is plain data, or a function of JAX's own code, with all that it holds."""
+    if id(value) in seen or type(value) in (type(None), bool, int, float, str):
         return True
     seen.add(id(value))
-    if isinstance(value, (list, tuple)):
-        held, home = value, "jax"
-    elif isinstance(value, types.FunctionType):
+    if isinstance(value, types.FunctionType):
         # Its `__module__` may be that of a function which it wraps.
         held, home = closure_of(value).values(), value.__globals__.get("__name__", "")
+    elif type(value) in (list, tuple):
+        held, home = value, "jax"
     else:
         # A function under `jax.jit` or `jax.custom_jvp`, with its rule.
-        held, home = getattr(value, "__dict__", {}).values(), type(value).__module__
+        held, home = getattr(value, "__dict__", {}), type(value).__module__
+        held = held.values() if "__wrapped__" in held else [object()]
     return home.partition(".")[0] in ("jax", "jaxlib") and all(_is_jaxs_own(each, seen) for each in held)
 
 

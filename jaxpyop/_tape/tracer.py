@@ -243,7 +243,7 @@ def warn_of_constants(
 ) -> None:
     """Warns if a differentiated scalar became a Python number which may be in a result, without its derivative.
 
-    The warning comes once for each op, at the line that took the number.
+    The warning comes once for each op and line that took the number.
 
     Args:
         tape: the recorded run.
@@ -263,13 +263,15 @@ def warn_of_constants(
         k, number = lost
         what = f"no result depends on array {k} of the inputs otherwise, so the derivative in this input is zero"
     if what:
-        taken, place = tape.lines_of_numbers[tape.numbers[number]]
+        line = tape.numbers[number]
+        taken, place = tape.lines_of_numbers[line]
         text = (
             f"{tape.title}: {taken}, and {what}. Use x itself (`if x > 0:` works) and jnp's functions, or "
             "float(jax.lax.stop_gradient(x)) if you want a constant (for all calls: "
             "jaxpyop.config.constants = 'allow', or 'error')"
         )
-        _jaxcore.warn_once(("number", tape.title), text, place)
+        # Many functions are called "lambda", and many were made of text, whose file has no name.
+        _jaxcore.warn_once(("number", tape.title, *place[:2], hash(line)), text, place)
 
 
 def _lost_input(tape: Any, in_slots: Sequence[int], results: set[int], others: set[int]) -> tuple[int, int] | None:

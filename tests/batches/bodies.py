@@ -15,6 +15,19 @@ import numpy as np
 import jaxpyop
 
 
+def draw(x):
+    return x + jax.random.uniform(jax.random.key(0))
+
+
+def through_numpy(x):
+    return x * np.sin(x)
+
+
+def settings(_):
+    names = "jax_random_seed_offset", "jax_explicit_x64_dtypes"
+    return [getattr(jax.config, name) for name in names], repr(jaxpyop.config)
+
+
 def double(x):
     return x * 2
 

@@ -118,10 +118,13 @@ def test_chunksize_is_the_number_of_elements_in_a_task(size):
     assert len(pool.tasks) == -(-10 // size)
 
 
-def test_a_function_may_return_the_same_memory_for_each_element():
+@pytest.mark.parametrize("size", [1, 3])
+def test_a_function_and_a_rule_may_return_the_same_memory_for_each_element(size):
     buffer = np.zeros(2, np.float32)
-    f = parallel(numpy_function, lambda x: np.multiply(x, 2, out=buffer), InCaller(), chunksize=3)
+    rule = lambda inputs, outputs, cotangents: np.multiply(inputs[0], 4, out=buffer)
+    f = parallel(numpy_function, lambda x: np.multiply(x, 2, out=buffer), InCaller(), chunksize=size, vjp=rule)
     np.testing.assert_array_equal(f(grid(10, 2)), 2 * grid(10, 2))
+    np.testing.assert_array_equal(jax.grad(lambda x: f(x).sum())(grid(10, 2)), 4 * grid(10, 2))
 
 
 @pytest.mark.parametrize(("executor", "runs"), [(None, 4), (InCaller(), 7)], ids=["threads", "other workers"])

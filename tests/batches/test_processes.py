@@ -80,6 +80,20 @@ def test_static_inputs_keyword_arguments_and_pytrees(elsewhere):
     np.testing.assert_array_equal(out["n"], [1, 2, 3])
 
 
+def test_workers_have_the_settings_of_the_callers_process_while_a_job_runs(pool):
+    op = lambda body: lambda x: py_function(body, [x], F, output_shapes=(), executor=pool)
+    before = pool.submit(bodies.settings, None).result()
+    seed = jax.config.jax_random_seed_offset
+    jax.config.update("jax_random_seed_offset", 7)
+    try:
+        assert op(bodies.draw)(0.0) == bodies.draw(0.0)
+    finally:
+        jax.config.update("jax_random_seed_offset", seed)
+    with jaxpyop.config.override(constants="error"), pytest.raises(TypeError, match="NumPy takes a differentiated"):
+        jax.grad(op(bodies.through_numpy))(1.0)
+    assert pool.submit(bodies.settings, None).result() == before
+
+
 UNPICKLABLE = {
     "func": lambda pool: parallel(numpy_function, bodies.locked(), pool),
     "input": lambda pool: parallel(numpy_function, bodies.product, pool, static=[threading.Lock()]),

@@ -364,6 +364,19 @@ def test_the_gradient_has_64_bits_where_they_are_allowed():
         assert float(gradient(large)) == 2.0**201
 
 
+def test_a_decorated_function_that_was_made_before_the_setting(request):
+    with pytest.warns(UserWarning, match="float64"):
+        third = numpy_function(Tout=jnp.float64)(lambda x: np.float64(1) / 3)
+    for value, kind in (("allow", np.float64), ("warn", np.float32), ("allow", np.float64)):
+        jax.config.update("jax_explicit_x64_dtypes", value)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                assert third(F(1)).dtype == kind
+        finally:
+            jax.config.update("jax_explicit_x64_dtypes", "warn")
+
+
 @pytest.mark.parametrize("explicit_x64", ["error"], indirect=True)
 @pytest.mark.usefixtures("explicit_x64")
 def test_where_jax_refuses_64_bits_tout_does():

@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.extend.core import Primitive
+from jax.interpreters import ad, mlir
 
 from jaxpyop import py_function
 from tests.gradients.bodies import BODIES, F, arrays, directions
@@ -162,7 +164,26 @@ class Scaled:
         return jax.lax.sin(primals[0]), self.factor * tangents[0]
 
 
+def scaled_primitive():
+    """A primitive of the user's own, which JAX differentiates by a rule of the user's."""
+    scaled = Primitive("scaled")
+    scaled.def_impl(jnp.sin)
+    scaled.def_abstract_eval(lambda x: x)
+    mlir.register_lowering(scaled, mlir.lower_fun(jnp.sin, multiple_results=False))
+    ad.primitive_jvps[scaled] = lambda primals, tangents: (scaled.bind(*primals), factor[0] * tangents[0])
+    return scaled.bind
+
+
+def scaled_by_a_partial(function):
+    scaled = jax.custom_jvp(function)
+    scaled.defjvp(jax.tree_util.Partial(lambda p, t: (function(p[0]), factor[0] * t[0])))
+    return scaled
+
+
 SCALED = {
+    "a primitive": scaled_primitive(),
+    "a primitive in a jitted function": jax.jit(scaled_primitive()),
+    "a partial of JAX's": scaled_by_a_partial(jnp.sign),
     "a function of the user": scaled_by(lambda x: x, lambda t: factor[0] * t),
     "a function of JAX's": scaled_by(jax.nn.relu, lambda t: factor[0] * t),
     "rules by argument": scaled_alone(jnp.sign),

@@ -112,6 +112,18 @@ def test_records_that_the_user_cleared_are_made_again_silently():
         close(pull(F(1))[0], slope)
 
 
+def test_another_order_of_the_results_is_seen():
+    """As of an image that is shifted at random, and has a margin that is longer than what a checksum reads of it."""
+    x = np.zeros((256, 256), np.float32)
+    x[100:150] = np.random.default_rng(0).normal(size=(50, 256))
+    shifts = itertools.count()
+    op = lambda x: py_function(lambda x: jnp.roll(x, next(shifts), 0), [x], jax.ShapeDtypeStruct(x.shape, F))
+    _, pull = jax.vjp(jax.jit(op), x)
+    jaxpyop.clear_records()
+    with pytest.raises(Exception, match=r"ran again .*other results"):
+        jax.block_until_ready(pull(jnp.ones(x.shape)))
+
+
 def test_a_difference_of_one_element_of_the_results_is_seen():
     """There is room for one record, so that the second step evicts that of the first."""
     a = np.random.default_rng(0).normal(size=1000).astype(np.float32)

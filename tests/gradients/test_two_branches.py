@@ -41,6 +41,7 @@ def fails_below_minus_one(x):
 
 
 def multiples(x, count):
+    count = count["count"][0] if isinstance(count, dict) else count
     return jnp.sin(x) * jnp.arange(1.0, count + 1)
 
 
@@ -76,6 +77,14 @@ KINDS = {
     "one function, three results": (
         lambda x: py_function(multiples, [x, static(3)], jnp.zeros(3)).sum(),
         lambda x: 6 * jnp.sin(x),
+    ),
+    "one function, another table": (
+        lambda x: py_function(multiples, [x, static({"count": (5,)})], jnp.zeros(5)).sum(),
+        lambda x: 15 * jnp.sin(x),
+    ),
+    "one function, a table": (
+        lambda x: py_function(multiples, [x, static({"count": (4,)})], jnp.zeros(4)).sum(),
+        lambda x: 10 * jnp.sin(x),
     ),
     "on_error": (
         lambda x: py_function(fails_below_minus_one, [x], F, on_error=0.0),
@@ -114,6 +123,7 @@ def check(first, second):
             ("two inputs", "two results"),
             ("looks at values", "pair"),
             ("one function, two results", "one function, three results"),
+            ("one function, a table", "one function, another table"),
         ],
     ),
 )

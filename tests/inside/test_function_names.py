@@ -11,7 +11,8 @@ import pytest
 
 import jaxpyop
 from jaxpyop._saved import function_names
-from jaxpyop._saved.function_names import code_checksum, find_functions
+from jaxpyop._saved.code import code_checksum
+from jaxpyop._saved.function_names import find_functions
 from tests.programs.saved_package import functions
 from tests.shared.processes import run_python
 
@@ -237,6 +238,11 @@ HOLDING = {
     "an object": (lambda c: c(), Doubling, Tripling),
     "a method": (lambda c: c().__call__, Doubling, Tripling),
     "a compiled function": (lambda k: jax.jit(closure(k)), 2, 3),
+    "a list as default": (lambda value: lambda x, k=value: k * x, [2, 3], [2, 4]),
+    "an array as default": (lambda value: lambda x, k=value: k * x, np.zeros(2000), np.arange(2000)),
+    "an array in a closure": (closure, np.zeros(2000), np.arange(2000) // 1999),
+    "a number of NumPy's": (closure, np.float32(2), np.float32(3)),
+    "a keyword-only parameter": (lambda text: eval(text), "lambda x, y: x", "lambda x, *, y: x"),
     "a derivative": (lambda k: jax.grad(scaled, argnums=k), 0, 1),
     "a transformation": (lambda wrap: wrap(scaled), jax.grad, jax.jit),
     "a vectorized function": (lambda kinds: np.vectorize(scaled, otypes=kinds), [int], [float]),
@@ -263,7 +269,7 @@ def test_the_checksum_is_the_same_in_another_process():
 
 
 def test_code_of_another_python_is_not_compared(monkeypatch):
-    monkeypatch.setattr(function_names, "_python", lambda: "cpython 3.99")
+    monkeypatch.setattr(function_names, "python_version", lambda: "cpython 3.99")
     program = saved(functions.double)
     monkeypatch.undo()
     jaxpyop.load(program.to_bytes(), functions={f"{HERE}:double": lambda x: 3 * x})

@@ -234,6 +234,22 @@ def adding(k):
     return lambda x: x + k
 
 
+def model_class(scale):
+    return type("Config", (), {"scale": scale, "__module__": __name__})
+
+
+def with_attribute(scale):
+    function = lambda x: x
+    function.scale = scale
+    return function
+
+
+def drawing(kind):
+    draw = lambda key: jax.random.uniform(jax.random.split(key)[0])
+    key = lambda x: jax.random.wrap_key_data(jnp.full(4, x, jnp.uint32), impl=kind)
+    return lambda x: jaxpyop.py_function(draw, [key(x)], F(0))
+
+
 LONG = np.zeros(2000)
 # Two functions that ask the same function on the host for different things.
 ASKED = {
@@ -247,7 +263,12 @@ ASKED = {
     "a closure": (of, Model(adding(LONG)), Model(adding(LONG + 1))),
     "objects in an array": (of, *(np.array([Model(k), None], object) for k in (1, 2))),
     "one object or two": (of, [Model(1)] * 2, [Model(1), Model(1)]),
-    "another class": (of, Model(1), types.SimpleNamespace(held=(1,))),
+    "a class": (of, model_class(1), model_class(2)),
+    "the class of an object": (of, model_class(1)(), model_class(2)()),
+    "an attribute of a function": (of, with_attribute(1), with_attribute(2)),
+    "a function of NumPy's": (of, np.sin, np.cos),
+    "the kind of keys": (drawing, "rbg", "unsafe_rbg"),
+    "another class of objects": (of, Model(1), types.SimpleNamespace(held=(1,))),
     "an argument that is no array": (lambda mode: lambda x: numpy_function(pick, [x, mode], F(0)), "two", "three"),
     "the structure of inputs": (lambda k: lambda x: numpy_function(pick, [{k: x, "c": x}, "c"], F(0)), "a", "b"),
     "a step": (lambda h: jax.grad(lambda x: numpy_function(sine, [x], F(0), vjp=numerical(step=h))), 0.1, 0.2),
@@ -276,6 +297,24 @@ def test_an_object_that_cannot_be_compared(tmp_path):
     for value in (threading.Lock(), Model(iter([1]), threading.Lock())):
         with pytest.raises(TypeError, match=r"tell whether it has changed \(cannot pickle.*; .* name it by version="):
             map_batches(of(value), X, batch_size=2, checkpoint=tmp_path / "a", version="1")
+
+
+def test_results_that_are_typed_keys(tmp_path):
+    key = jax.random.key(0)
+    made = lambda x: jaxpyop.py_function(lambda x: jax.random.key(int(x)), [x], key.dtype)
+    f = lambda x: jax.random.uniform(made(x))
+    for _ in range(2):
+        same(map_batches(f, X, batch_size=2, checkpoint=tmp_path / "a", version="1"), np.asarray(jax.vmap(f)(X)))
+
+
+def test_each_change_of_the_code_is_told(tmp_path):
+    call = lambda k: map_batches(
+        on_host(eval(f"lambda x: {k} * x")), X, batch_size=2, checkpoint=tmp_path / "a", version="1"
+    )
+    call(2)
+    for k in (3, 4):
+        with pytest.warns(RuntimeWarning, match="the code of a Python function on the host was another one"):
+            call(k)
 
 
 def test_settings_of_jax_are_part_of_a_folder(tmp_path):

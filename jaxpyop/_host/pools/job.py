@@ -24,7 +24,7 @@ from typing import Any, NamedTuple, NoReturn
 import jax
 import numpy as np
 
-from jaxpyop import _settings
+from jaxpyop import _config, _settings
 from jaxpyop._host import metrics
 from jaxpyop._host.errors import add_note, note_index
 from jaxpyop._host.host_call import Batch, HostCall
@@ -56,6 +56,39 @@ class Outcome(NamedTuple):
     counted: dict[str, dict[str, Any]]
 
 
+# What a function sees of its process, in which a worker is to be like the caller.
+_OF_JAXPYOP = ("mode", "constants", "errors")
+_entered: list[Sequence[Any]] = []
+_entering = threading.Lock()
+
+
+def _settings_of_process() -> Sequence[Any]:
+    return (*_settings.process_settings(), *(getattr(_config.config, name) for name in _OF_JAXPYOP))
+
+
+def _set_settings_of_process(values: Sequence[Any]) -> None:
+    for name, value, now in zip((*_settings.OF_PROCESS, *_OF_JAXPYOP), values, _settings_of_process()):
+        if value != now and name in _OF_JAXPYOP:
+            setattr(_config.config, name, value)
+        elif value != now:
+            jax.config.update(name, value)
+
+
+@contextlib.contextmanager
+def _with_settings_of_process(values: Sequence[Any]) -> Iterator[None]:
+    """Give a worker process the settings of the caller's while a job runs; of several jobs, the last one restores."""
+    with _entering:
+        _entered.append(_settings_of_process())
+        _set_settings_of_process(values)
+    try:
+        yield
+    finally:
+        with _entering:
+            before = _entered.pop()
+            if not _entered:
+                _set_settings_of_process(before)
+
+
 def job_for(executor: Executor | list[Executor], call: HostCall) -> Job:
     """A job for a worker of an executor, or of one of a list, without inputs."""
     # The elements of a worker of a list wait for no other one.
@@ -71,6 +104,7 @@ def job_for(executor: Executor | list[Executor], call: HostCall) -> Job:
         math.inf if is_whole else _SECONDS,
         call.op.timeout,
         call.environment.settings,
+        _settings_of_process(),
         home,
         bool(metrics.reports),
     )
@@ -88,6 +122,7 @@ class Job:
         seconds: after how many seconds no further element begins.
         timeout: the seconds that an element may take, if there is a bound.
         settings: JAX's settings of the caller's thread.
+        settings_of_process: those of the caller's process.
         home: the caller's process, and the number of the executor there.
         is_reported: whether a report is open there.
         arrays: the inputs of which each element has a row.
@@ -104,6 +139,7 @@ class Job:
     seconds: float
     timeout: float | None
     settings: Sequence[Any]
+    settings_of_process: Sequence[Any]
     home: tuple[int, int]
     is_reported: bool = False
     arrays: Sequence[np.ndarray[Any, Any]] = ()
@@ -130,8 +166,8 @@ class Job:
         run = functools.partial(body, lead=self.lead) if self.lead else body
         columns: list[np.ndarray[Any, Any]] = []
         late, done = time.monotonic() + self.seconds, 0
-        at_home = working_for(self.home[1]) if self._is_at_home else contextlib.nullcontext()
-        with _settings.with_thread_settings(self.settings), at_home:
+        there = working_for(self.home[1]) if self._is_at_home else _with_settings_of_process(self.settings_of_process)
+        with there, _settings.with_thread_settings(self.settings):
             own = iter(self.arrays)
             each = [self._each(next(own if row else shared), row) for row in self.rows]
             try:
@@ -172,7 +208,8 @@ class Job:
         """The results of the elements so far, with those of one more. A body may return the same memory each time."""
         count = len(self.numbers)
         if count == 1:
-            return [np.asarray(v)[None] for v in values]
+            # A copy: Dask keeps what a job returns in the worker, and an executor of this process hands it on.
+            return [np.array(v)[None] for v in values]
         columns = columns or [np.empty((count, *v.shape), v.dtype) for v in values]
         for column, value in zip(columns, values):
             if value.shape != column.shape[1:]:

@@ -45,6 +45,14 @@ def _with_scalars(arrays: Sequence[Any]) -> list[Any]:
     return [a[()] if a.ndim == 0 else a for a in arrays]
 
 
+def _is_data(value: Any) -> bool:
+    if type(value) is dict:
+        return all(map(_is_data, (*value, *value.values())))
+    if type(value) in (tuple, list):
+        return all(map(_is_data, value))
+    return type(value) in (type(None), bool, int, float, complex, str, bytes)
+
+
 class UserBody(Body):
     """The user's function between checked inputs and checked results."""
 
@@ -62,8 +70,9 @@ class UserBody(Body):
 
     @property
     def identity(self) -> tuple[Any, ...]:
-        # One function may give results of other shapes for another number or text among its inputs.
-        fixed = [leaf for leaf in self.inputs.leaves if type(leaf) in (bool, int, float, str)]
+        # One function may give results of other shapes for other data among its inputs. An object may be another one in
+        # each trace, and is left out.
+        fixed = [leaf for leaf in self.inputs.leaves if _is_data(leaf)]
         declared = [(leaf.shape, leaf.dtype) for leaf in self.op.spec.leaves]
         return *super().identity, repr(fixed), *declared
 
