@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import itertools
 import sys
+import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -204,9 +205,11 @@ def _array_detached(tracer: Any, how: str) -> None:
     )
     if config.constants == "error":
         raise TypeError(f"{text} (jaxpyop.config.constants is 'error')")
-    place = _place()
+    frame = _users_frame()
+    place, code = _jaxcore.place_of(frame), hash(frame and frame.f_code)
     text = f"{text} (for all calls: jaxpyop.config.constants = 'allow', or 'error')"
-    _jaxcore.warn_once(("array", tracer._trace.title, *place[:2]), text, place)
+    # Many functions are called "lambda", and many were made of text, whose file has no name.
+    _jaxcore.warn_once(("array", tracer._trace.title, *place[:2], code), text, place)
 
 
 def _number_detached(tracer: Any, how: str) -> None:
@@ -234,7 +237,7 @@ def _number_detached(tracer: Any, how: str) -> None:
             tape.slots_before_numbers = len(tape.values)
         if line not in tape.lines_of_numbers:
             taken = f"{how} took the value of a differentiated {tracer.aval.str_short()}"
-            tape.lines_of_numbers[line] = taken, _place()
+            tape.lines_of_numbers[line] = taken, _jaxcore.place_of(_users_frame())
         tape.numbers.setdefault(tracer.slot, line)
 
 
@@ -270,7 +273,6 @@ def warn_of_constants(
             "float(jax.lax.stop_gradient(x)) if you want a constant (for all calls: "
             "jaxpyop.config.constants = 'allow', or 'error')"
         )
-        # Many functions are called "lambda", and many were made of text, whose file has no name.
         _jaxcore.warn_once(("number", tape.title, *place[:2], hash(line)), text, place)
 
 
@@ -295,10 +297,10 @@ def _lost_input(tape: Any, in_slots: Sequence[int], results: set[int], others: s
     return None
 
 
-def _place() -> tuple[str, int, str]:
-    """The user's file, line and module."""
+def _users_frame() -> types.FrameType | None:
+    """The frame of the user's line."""
     # An installed package may convert an array on behalf of the user, whose line is the one to change.
-    return _jaxcore.place_of(_jaxcore.users_frame(_jaxcore.is_own_file) or _jaxcore.users_frame())
+    return _jaxcore.users_frame(_jaxcore.is_own_file) or _jaxcore.users_frame()
 
 
 def _off_the_tape(name: str, note: Callable[[Any, str], None], how: str) -> Callable[..., Any]:

@@ -272,6 +272,20 @@ def test_a_changed_object_warns_once_for_each_op(over, hold, take, change, named
         assert py_function(lambda c, x: c.count * x, [Grows(count=F(2)), 3.0], F) == 6  # which only reads
 
 
+def test_another_function_of_the_same_name_warns_of_a_changed_object_too():
+    def adding(held, x):
+        held.count = held.count + 1
+        return x
+
+    def doubling(held, x):
+        held.count = held.count * 2
+        return x
+
+    for body in (adding, doubling):
+        with pytest.warns(RuntimeWarning, match="func changed .*count"):
+            py_function(body, [Grows(count=F(1)), 3.0], F, name="one name")
+
+
 def test_an_error_about_a_number_says_what_to_write():
     with pytest.raises(TypeError) as caught:
         numpy_function(lambda x, n: [0] * x, [1.0, 3], F)

@@ -122,11 +122,14 @@ def test_a_result_without_a_derivative_warns_once(body):
     assert (warning.filename, warning.lineno) == (__file__, inspect.getsourcelines(body)[1])
 
 
-def test_another_function_of_the_same_name_warns_too():
-    texts = [f"f = lambda x: jnp.full(3, {n} * float(x[0]))" for n in (2, 3)]
-    for text in (texts[0], texts[1]):
-        exec(text, space := {"jnp": jnp})
-        assert "float(x) took the value" in str(said(space["f"], "one name")[0].message)
+NUMBERED = {"float": ("jnp.full(3, {} * float(x[0]))", "float(x) took"), "ufunc": ("x + {} * np.sin(x)", "NumPy takes")}
+
+
+@pytest.mark.parametrize(("text", "how"), NUMBERED.values(), ids=NUMBERED)
+def test_another_function_of_the_same_name_warns_too(text, how):
+    for number in (2, 3):
+        exec(f"f = lambda x: {text.format(number)}", space := {"jnp": jnp, "np": np})
+        assert how in str(said(space["f"], "one name")[0].message)
         assert said(space["f"], "one name") == []
 
 

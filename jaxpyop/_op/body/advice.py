@@ -179,7 +179,7 @@ def call_and_warn_of_changes(op: Op, args: Sequence[Any], kwargs: Mapping[str, A
         if changed:
             name = type(x).__name__
             _jaxcore.warn_once(
-                ("input", op.title, name),
+                ("input", op.title, name, hash(getattr(op.func, "__code__", None))),
                 f"{op.title}: func changed {changed[0] or 'a leaf'} of its {name}, which is a copy of the caller's "
                 "object: the change is lost; return the new state as a result (in Flax NNX: nnx.split and nnx.update; "
                 "docs: recipes, flax)",
