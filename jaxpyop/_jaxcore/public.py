@@ -6,8 +6,6 @@ The package also uses names that may go missing: `private` has all of them, and 
 from __future__ import annotations
 
 import pkgutil
-import sys
-import weakref
 from typing import Any
 
 import jax
@@ -54,22 +52,5 @@ Trace, Tracer, *_others, custom_partial_eval_rules, rules_of_checkpoint = map(_r
 ShapedArray: Any = type(jax.typeof(0.0))
 Primitive: Any = type(jax.lax.neg_p)
 LAX_PRIMITIVES = frozenset(value for value in vars(jax.lax).values() if isinstance(value, Primitive))
-_of_jax: set[Any] = set(LAX_PRIMITIVES)
-_of_others: weakref.WeakSet[Any] = weakref.WeakSet()
-
-
-def is_of_jax(primitive: Any) -> bool:
-    """Tells whether a primitive is one of JAX's own or ours, which some module has.
-
-    The rules of any other may read variables that change.
-    """
-    if primitive not in _of_jax and primitive not in _of_others:
-        for name, module in [*sys.modules.items()]:
-            if name.partition(".")[0] in ("jax", "jaxpyop"):
-                _of_jax.update(value for value in [*vars(module).values()] if isinstance(value, Primitive))
-        if primitive not in _of_jax:
-            _of_others.add(primitive)
-    return primitive in _of_jax
-
 
 JAX_VERSION = jax.__version_info__[:2]

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import sys
+import types
 import weakref
 from collections.abc import Hashable
 from typing import Any
 
 import numpy as np
 
-from jaxpyop._jaxcore import JAXPR_TYPES, Literal, consts_of, is_of_jax, jaxpr_of
+from jaxpyop._frames import is_own_file
+from jaxpyop._jaxcore import JAXPR_TYPES, LAX_PRIMITIVES, Literal, Primitive, consts_of, jaxpr_of
 
 
 class UnkeyableError(Exception):
@@ -50,6 +53,28 @@ def structural_key(value: Any) -> Hashable:
     return type(value), repr(value) if isinstance(value, (float, complex, np.inexact)) else value
 
 
+_of_libraries: set[Any] = set(LAX_PRIMITIVES)
+_of_users: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def is_of_library(primitive: Any) -> bool:
+    """Tells whether a module of JAX's or of another installed library has a primitive.
+
+    The rules of any other, which the user wrote, may read variables that change.
+    """
+    if primitive not in _of_libraries and primitive not in _of_users:
+        modules: list[Any] = [*sys.modules.values()]
+        for module in modules:
+            # `vars` would import a module that waits for its first use.
+            is_module = isinstance(module, types.ModuleType)
+            names = types.ModuleType.__getattribute__(module, "__dict__") if is_module else {}
+            if not is_own_file(names.get("__file__") or ""):
+                _of_libraries.update(value for value in [*names.values()] if isinstance(value, Primitive))
+        if primitive not in _of_libraries:
+            _of_users.add(primitive)
+    return primitive in _of_libraries
+
+
 class HashedKey:
     """A nested tuple that computes its hash once."""
 
@@ -76,7 +101,7 @@ def _jaxpr_key(closed: Any) -> tuple[Any, ...]:
         return numbers.setdefault(atom, len(numbers))
 
     binders = tuple((name(v), v.aval) for v in (*jaxpr.constvars, *jaxpr.invars))
-    if not all(is_of_jax(eqn.primitive) for eqn in jaxpr.eqns):
+    if not all(is_of_library(eqn.primitive) for eqn in jaxpr.eqns):
         raise UnkeyableError("a primitive of the user's own")
     eqns = tuple(
         (

@@ -21,7 +21,7 @@ import jax
 from jaxpyop import _jaxcore
 from jaxpyop._functions import closure_of
 from jaxpyop._jaxcore import consts_of, jaxpr_of, jaxprs_in
-from jaxpyop._tape.keys import UnkeyableError, structural_key
+from jaxpyop._tape.keys import UnkeyableError, is_of_library, structural_key
 
 # The operations by the objects in a call's parameters, to find them fast. Only those that are shared, so that no
 # function of the user's is kept alive.
@@ -108,7 +108,7 @@ def _find_by_structure(primitive: Any, params: dict[str, Any], args: Sequence[An
     # The attribute marks a type that JAX expands into others first (JAX 0.10 to 0.12).
     is_high = any(getattr(jax.typeof(x), "is_high", False) for x in args)
     is_plain = not (calls_python or holds_closure or has_effects or is_high)
-    if is_plain and _jaxcore.is_of_jax(primitive):
+    if is_plain and is_of_library(primitive):
         with contextlib.suppress(UnkeyableError):
             key = (primitive, structural_key(params))
             return _shared(key, lambda: _make_op(primitive, params, args))
