@@ -65,9 +65,7 @@ class Arguments:
 
     def filled_with_tangents(self, tangents: Sequence[Any]) -> tuple[Any, ...]:
         """The structure of the arguments, with the tangents in the places of their arrays, and None elsewhere."""
-        # A value of `static` is one leaf, whatever it holds.
-        none_at = lambda fixed: jax.tree.map(lambda leaf: None, fixed.value) if fixed.is_default else None
-        return self._unflatten([tangents[a.number] if type(a) is _Array else none_at(a) for a in self._leaves])
+        return self._unflatten([tangents[a.number] if type(a) is _Array else _none_like(a.value) for a in self._leaves])
 
     def _unflatten(self, leaves: Sequence[Any]) -> tuple[Any, ...]:
         return tuple(jax.tree.unflatten(self._tree, leaves))
@@ -116,6 +114,15 @@ class Arguments:
             parts = spread(argument, entry, name, said, fills=fills)
             found |= {leaf.number: value for _, leaf, value in parts if type(leaf) is _Array}
         return found
+
+
+def _none_like(value: Any) -> Any:
+    """A value with None in the place of each leaf."""
+    is_dict = lambda part: type(part) is dict
+    if is_dict(value):
+        # JAX would sort it, and cannot if the keys are numbers and texts.
+        return {key: _none_like(held) for key, held in value.items()}
+    return jax.tree.map(lambda part: _none_like(part) if is_dict(part) else None, value, is_leaf=is_dict)
 
 
 def _entries(found: Any, has_derivative: Sequence[bool]) -> Sequence[Any] | None:
