@@ -35,8 +35,11 @@ def names_in(code: types.CodeType) -> list[str]:
 def contents_of_code(code: types.CodeType) -> tuple[Any, ...]:
     """All that decides what code does, as data that is the same in each process."""
     names = code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars
-    counts = code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount
-    return (code.co_code, code.co_exceptiontable, code.co_flags, *counts, *names, _constant(code.co_consts))
+    kinds = code.co_posonlyargcount, code.co_kwonlyargcount
+    if not any(kinds):
+        # As in files of the first format.
+        kinds = ()
+    return (code.co_code, code.co_exceptiontable, code.co_flags, *kinds, *names, _constant(code.co_consts))
 
 
 def _constant(value: Any) -> Any:
