@@ -1,4 +1,4 @@
-"""What a value holds, as text that is the same in each process: so a folder compares what is no array of a program."""
+"""Checksums that are the same in each process, by which a folder compares values of a program that are no arrays."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import jax
 import numpy as np
 
 from jaxpyop._batches.inputs import bytes_of, data_of
+from jaxpyop._frames import is_own_file
 from jaxpyop._functions import closure_of, contents_of_code, defaults_of
 
 _PLAIN = (type(None), type(...), bool, int, float, complex, str, bytes)
@@ -27,7 +28,8 @@ def checksum_of(value: Any) -> str:
     Raises:
         TypeError: a part of it cannot be pickled.
     """
-    # What is held twice, or holds itself, is told once. What is made on the way has to keep its address.
+    # An object that is held twice, or holds itself, is described once. The objects are kept meanwhile, so that what is
+    # made on the way does not get an address that was seen.
     seen: dict[int, Any] = {}
 
     def part(value: Any) -> Any:
@@ -53,8 +55,7 @@ def _of_class(kind: type) -> Iterator[tuple[str, Any]]:
     """The functions and data of a class of the user's, and of such classes that it inherits from."""
     for each in kind.__mro__:
         file = getattr(sys.modules.get(each.__module__), "__file__", None) or ""
-        # The classes of libraries are those of an installed version.
-        if each.__module__ == "__main__" or (file and not file.startswith((sys.prefix, sys.base_prefix))):
+        if each.__module__ not in sys.builtin_module_names and is_own_file(file):
             for name, held in vars(each).items():
                 held = getattr(held, "fget", getattr(held, "__func__", held))
                 is_data = isinstance(held, (*_PLAIN, *_BUILT_IN, np.ndarray, np.generic))
@@ -90,6 +91,8 @@ def _parts_of(value: Any, part: Callable[[Any], Any]) -> Iterable[Any]:
     reduce = copyreg.dispatch_table.get(type(value))
     reduced = reduce(value) if reduce else value.__reduce_ex__(4)
     if isinstance(reduced, str):
-        return [reduced]
-    make, *held = reduced
-    return [_name_of(make), *(part(each if index < 2 else list(each or ())) for index, each in enumerate(held))]
+        # A wrapper in C, such as that of `functools.lru_cache`, has the name of the function inside.
+        return [reduced, part(getattr(value, "__wrapped__", None))]
+    make, args, *held = reduced
+    state, *items = held or [None]
+    return [_name_of(make), part(args), part(state), *(part(list(each or ())) for each in items)]

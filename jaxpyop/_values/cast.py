@@ -265,7 +265,7 @@ def _foreign_tracer(value: Any, origin: str, title: str) -> TypeError:
 
 # ---------------------------------------------------------------- fingerprints
 
-
+# The bytes of a smaller array are copied in less time than it takes to view them.
 _SMALL = 1 << 14
 
 
@@ -278,9 +278,9 @@ def fingerprint(arrays: Sequence[Any]) -> int:
 
 
 def _checksum(array: np.ndarray[Any, Any], before: int) -> int:
-    # A small array is copied in less time than it takes to view its bytes.
-    small = array.nbytes < _SMALL
-    return zlib.crc32(array.tobytes() if small else np.ascontiguousarray(array).reshape(-1).view(np.uint8).data, before)
+    if array.nbytes < _SMALL:
+        return zlib.crc32(array.tobytes(), before)
+    return zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data, before)
 
 
 def check_fingerprints(found: int, expected: int, title: str, what: str) -> None:

@@ -112,6 +112,23 @@ def test_records_that_the_user_cleared_are_made_again_silently():
         close(pull(F(1))[0], slope)
 
 
+LOGS = {"list": (list, lambda log: log.append(1)), "dict": (dict, lambda log: log.update({len(log): 1}))}
+
+
+@pytest.mark.parametrize(("make", "note"), LOGS.values(), ids=LOGS)
+def test_a_static_value_may_change_between_the_passes(make, note):
+    """A receipt that is taken for that of another call has a gradient of zero."""
+    log = jaxpyop.static(make())
+    body = lambda x, log: (note(log), jnp.sin(x) if x > 0 else x)[1]
+    pair = (lambda x, log: (note(log), (np.sin(x), x))[1], lambda kept, cotangent: np.cos(kept) * cotangent)
+    for op in (
+        lambda x: py_function(body, [x, log], F, output_shapes=()),
+        lambda x: numpy_function(lambda x, log: np.sin(x), [x, log], F, output_shapes=(), vjp=pair),
+    ):
+        for gradient in (jax.grad(op), jax.jit(jax.grad(op)), lambda x, op=op: jax.vmap(jax.grad(op))(x[None])[0]):
+            close(gradient(jnp.float32(0.7)), np.cos(0.7))
+
+
 def test_another_order_of_the_results_is_seen():
     """As of an image that is shifted at random, and has a margin that is longer than what a checksum reads of it."""
     x = np.zeros((256, 256), np.float32)

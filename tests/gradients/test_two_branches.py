@@ -41,7 +41,7 @@ def fails_below_minus_one(x):
 
 
 def multiples(x, count):
-    count = count["count"][0] if isinstance(count, dict) else count
+    count = count[1][0] if isinstance(count, tuple) else count
     return jnp.sin(x) * jnp.arange(1.0, count + 1)
 
 
@@ -79,11 +79,11 @@ KINDS = {
         lambda x: 6 * jnp.sin(x),
     ),
     "one function, another table": (
-        lambda x: py_function(multiples, [x, static({"count": (5,)})], jnp.zeros(5)).sum(),
+        lambda x: py_function(multiples, [x, static(("count", (5,)))], jnp.zeros(5)).sum(),
         lambda x: 15 * jnp.sin(x),
     ),
     "one function, a table": (
-        lambda x: py_function(multiples, [x, static({"count": (4,)})], jnp.zeros(4)).sum(),
+        lambda x: py_function(multiples, [x, static(("count", (4,)))], jnp.zeros(4)).sum(),
         lambda x: 10 * jnp.sin(x),
     ),
     "on_error": (

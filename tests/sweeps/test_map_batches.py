@@ -1,6 +1,7 @@
 """`map_batches`: blocks of one compiled `vmap`, from arrays and iterables, in memory and in folders."""
 
 import copy
+import functools
 import shutil
 import threading
 import types
@@ -267,6 +268,7 @@ ASKED = {
     "the class of an object": (of, model_class(1)(), model_class(2)()),
     "an attribute of a function": (of, with_attribute(1), with_attribute(2)),
     "a function of NumPy's": (of, np.sin, np.cos),
+    "a function that is cached": (of, functools.cache(lambda x: x), functools.cache(lambda x: x + 1)),
     "the kind of keys": (drawing, "rbg", "unsafe_rbg"),
     "another class of objects": (of, Model(1), types.SimpleNamespace(held=(1,))),
     "an argument that is no array": (lambda mode: lambda x: numpy_function(pick, [x, mode], F(0)), "two", "three"),

@@ -14,6 +14,7 @@ import itertools
 import math
 import os
 import pickle
+import secrets
 import signal
 import sys
 import threading
@@ -34,6 +35,10 @@ from jaxpyop._host.small_numbers import keeping_small_numbers
 # Seconds after which a worker begins no further element of a chunk. It is long beside the way to a worker and back, and
 # short for whoever waits for the chunk, because an element failed or the worker died.
 _SECONDS = 0.1
+
+
+# Processes of several machines, or containers, may have the same number. A forked one has the same token.
+_TOKEN = secrets.token_hex(8)
 
 
 class UnreadableBodyError(Exception):
@@ -95,7 +100,7 @@ def job_for(executor: Executor | list[Executor], call: HostCall) -> Job:
     is_whole = isinstance(executor, list) or call.op.chunksize is not None
     executor = executor[0] if isinstance(executor, list) else executor
     body = pickle.dumps(call.in_worker) if needs_pickled_body(executor) else call.in_worker
-    home = os.getpid(), number_of(executor)
+    home = (os.getpid(), _TOKEN), number_of(executor)
     return Job(
         call.title,
         body,
@@ -140,7 +145,7 @@ class Job:
     timeout: float | None
     settings: Sequence[Any]
     settings_of_process: Sequence[Any]
-    home: tuple[int, int]
+    home: tuple[tuple[int, str], int]
     is_reported: bool = False
     arrays: Sequence[np.ndarray[Any, Any]] = ()
     lead: tuple[int, ...] = ()
@@ -188,7 +193,7 @@ class Job:
 
     @property
     def _is_at_home(self) -> bool:
-        return self.home[0] == os.getpid()
+        return self.home[0] == (os.getpid(), _TOKEN)
 
     def _each(self, array: np.ndarray[Any, Any], row: bool) -> Iterator[Any]:
         """An input of each element."""
@@ -208,7 +213,8 @@ class Job:
         """The results of the elements so far, with those of one more. A body may return the same memory each time."""
         count = len(self.numbers)
         if count == 1:
-            # A copy: Dask keeps what a job returns in the worker, and an executor of this process hands it on.
+            # A copy, since a function may fill one array in each call: Dask keeps what a job returned in the worker,
+            # and an executor of this process keeps the object itself.
             return [np.array(v)[None] for v in values]
         columns = columns or [np.empty((count, *v.shape), v.dtype) for v in values]
         for column, value in zip(columns, values):

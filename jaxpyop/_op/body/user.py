@@ -45,11 +45,9 @@ def _with_scalars(arrays: Sequence[Any]) -> list[Any]:
     return [a[()] if a.ndim == 0 else a for a in arrays]
 
 
-def _is_data(value: Any) -> bool:
-    if type(value) is dict:
-        return all(map(_is_data, (*value, *value.values())))
-    if type(value) in (tuple, list):
-        return all(map(_is_data, value))
+def _is_immutable(value: Any) -> bool:
+    if type(value) is tuple:
+        return all(map(_is_immutable, value))
     return type(value) in (type(None), bool, int, float, complex, str, bytes)
 
 
@@ -70,9 +68,9 @@ class UserBody(Body):
 
     @property
     def identity(self) -> tuple[Any, ...]:
-        # One function may give results of other shapes for other data among its inputs. An object may be another one in
-        # each trace, and is left out.
-        fixed = [leaf for leaf in self.inputs.leaves if _is_data(leaf)]
+        # One function may give results of other shapes for other numbers or texts among its inputs. What may change
+        # between the forward and the backward pass is left out: its receipts would be taken for those of another call.
+        fixed = [leaf for leaf in self.inputs.leaves if _is_immutable(leaf)]
         declared = [(leaf.shape, leaf.dtype) for leaf in self.op.spec.leaves]
         return *super().identity, repr(fixed), *declared
 
