@@ -295,11 +295,10 @@ def _host_functions(traced: Any, text: str) -> tuple[list[list[str]], list[str |
             steps = [rule.step for rule in (op.rules.vjp, op.rules.jvp) if isinstance(rule, numerical)]
             options = op.vmap_method.name, op.casting, op.on_jax, op.out, steps, op.fills, list(rules)
             results, (tree, leaves, keys) = op.spec.returned.leaves, _inputs_of(call)
-            shown = map(_shown, (options, results, tree, leaves))
             with _naming(op.title):
-                # The texts of arrays and objects leave much out, and that of a padded result some of its options.
+                # A text of the values would leave much of an array or object out, and have a set in any order.
                 checksum = checksum_of([options, results, tree and nodes_of(tree), leaves, list(map(str, keys))])
-            found.append([repr(call), *shown, checksum])
+            found.append([repr(call), _shown(options), _shown(results), checksum])
             code += map(code_checksum, (op.func, *rules.values()))
         elif "callback" in eqn.params:
             callback = getattr(eqn.params["callback"], "callback_func", eqn.params["callback"])

@@ -260,6 +260,7 @@ ASKED = {
     "what an attribute holds": (of, [Model({"a": LONG})], [Model({"a": LONG + 1})]),
     "the order of a dict": (of, {"a": 1, "b": 2}, {"b": 2, "a": 1}),
     "a set": (of, {"a", "b"}, {"a", "c"}),
+    "a set whose copy has another order": (of, {7, 15}, {7, 16}),
     "code": (of, Model(lambda x: x + 1), Model(lambda x: x + 2)),
     "a closure": (of, Model(adding(LONG)), Model(adding(LONG + 1))),
     "objects in an array": (of, *(np.array([Model(k), None], object) for k in (1, 2))),
