@@ -31,6 +31,11 @@ def explicit_x64_mode() -> str:
     return str(getattr(mode, "name", mode)).lower()
 
 
+def is_wide(dtype: Any) -> bool:
+    """Tells whether a dtype has 64 bits, and JAX's settings turn these off here and now."""
+    return dtype.itemsize >= 8 and not x64_enabled() and canonical_dtype(dtype) != dtype
+
+
 def with_wide_types(is_wide: bool) -> contextlib.AbstractContextManager[Any]:
     """Gives a block 64-bit types if it needs them, and otherwise changes nothing."""
     return jax.enable_x64(True) if is_wide else contextlib.nullcontext()
@@ -40,7 +45,7 @@ def as_wide_as(values: Iterable[Any]) -> contextlib.AbstractContextManager[Any]:
     """Gives a block the 64-bit types that one of its values has, which comes from code that had them."""
     # Python's numbers have no dtype.
     dtypes = [getattr(getattr(value, "aval", value), "dtype", np.dtype(bool)) for value in values]
-    return with_wide_types(not x64_enabled() and any(d.itemsize >= 8 and canonical_dtype(d) != d for d in dtypes))
+    return with_wide_types(any(map(is_wide, dtypes)))
 
 
 def is_inexact(x: Any) -> bool:

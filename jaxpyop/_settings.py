@@ -40,9 +40,13 @@ def process_settings() -> tuple[Any, ...]:
     return tuple([getattr(jax_config, name, None) for name in OF_PROCESS])
 
 
+def with_thread_settings(settings: Sequence[Any]) -> contextlib.AbstractContextManager[Any]:
+    """Gives a block the settings of another thread, or of other code."""
+    return contextlib.nullcontext() if thread_settings() == settings else _entered(settings)
+
+
 @contextlib.contextmanager
-def with_thread_settings(settings: Sequence[Any]) -> Iterator[None]:
-    """Gives a block the settings of another thread."""
+def _entered(settings: Sequence[Any]) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for here, there, context in zip(thread_settings(), settings, _SETTINGS.values()):
             if here != there:

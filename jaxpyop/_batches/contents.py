@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import abc
 import copyreg
 import functools
 import hashlib
 import json
+import pickle
 import sys
 import types
 from collections.abc import Callable, Iterable, Iterator
@@ -19,7 +21,10 @@ from jaxpyop._frames import is_own_file
 from jaxpyop._functions import closure_of, contents_of_code, defaults_of
 
 _PLAIN = (type(None), type(...), bool, int, float, complex, str, bytes)
-_BUILT_IN = (list, tuple, dict, set, frozenset)
+# Of these an object has a function of the user's inside, and else only what it keeps of calls.
+_WRAPPERS = type(functools.cache(len)), type(jax.jit(len))
+# What a class has besides what its author wrote: where its slots and `__dict__` are, and what `abc` keeps.
+_OF_PYTHON = types.MemberDescriptorType, types.GetSetDescriptorType, type(abc.ABC.__dict__["_abc_impl"])
 
 
 def checksum_of(value: Any) -> str:
@@ -41,7 +46,7 @@ def checksum_of(value: Any) -> str:
             return [*seen].index(id(value))
         seen[id(value)] = value
         if isinstance(value, type):
-            return [_name_of(value), *([name, part(held)] for name, held in _of_class(value))]
+            return [_name_of(value), part(type(value)), *([name, part(held)] for name, held in _of_class(value))]
         return [part(type(value)), *_parts_of(value, part)]
 
     return hashlib.sha256(json.dumps(part(value)).encode()).hexdigest()
@@ -57,9 +62,10 @@ def _of_class(kind: type) -> Iterator[tuple[str, Any]]:
         file = getattr(sys.modules.get(each.__module__), "__file__", None) or ""
         if each.__module__ not in sys.builtin_module_names and is_own_file(file):
             for name, held in vars(each).items():
+                held = held.func if isinstance(held, functools.cached_property) else held
                 held = getattr(held, "fget", getattr(held, "__func__", held))
-                is_data = isinstance(held, (*_PLAIN, *_BUILT_IN, np.ndarray, np.generic))
-                if isinstance(held, types.FunctionType) or (is_data and not name.startswith("__")):
+                is_own = not (name.startswith("__") and name.endswith("__")) and not isinstance(held, _OF_PYTHON)
+                if isinstance(held, types.FunctionType) or is_own:
                     yield name, held
 
 
@@ -85,14 +91,15 @@ def _parts_of(value: Any, part: Callable[[Any], Any]) -> Iterable[Any]:
     if isinstance(value, types.FunctionType):
         held = closure_of(value), defaults_of(value), vars(value)
         return [repr(contents_of_code(value.__code__)), *map(part, held)]
+    if isinstance(value, _WRAPPERS):
+        return [part(value.__wrapped__)]
     if isinstance(value, _kind_of_key_dtypes()):
         return [str(value)]
-    # The name of a global object, or what makes the object and is then put into it.
+    # What makes the object and is then put into it, or the name of a global object, which pickle looks for.
     reduce = copyreg.dispatch_table.get(type(value))
     reduced = reduce(value) if reduce else value.__reduce_ex__(4)
     if isinstance(reduced, str):
-        # A wrapper in C, such as that of `functools.lru_cache`, has the name of the function inside.
-        return [reduced, part(getattr(value, "__wrapped__", None))]
+        return [pickle.dumps(value, 4).hex()]
     make, args, *held = reduced
     state, *items = held or [None]
     return [_name_of(make), part(args), part(state), *(part(list(each or ())) for each in items)]

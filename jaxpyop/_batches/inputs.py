@@ -70,6 +70,7 @@ class Arrays:
         self._names = ["inputs" + jax.tree_util.keystr(path) for path, _ in named]
         self._size = size
         for name, (_, leaf) in zip(self._names, named):
+            _check_width(leaf, name)
             if not leaf.shape:
                 raise ValueError(f"{API}: {name} is a scalar; expected an array whose leading axis is the elements")
         # A slice of a jax.Array would be compiled for each block.
@@ -114,6 +115,8 @@ class Elements:
         leaves, self.tree = jax.tree.flatten(self._first[0])
         if not leaves:
             raise ValueError(f"{API}: element 0 of inputs has no arrays")
+        for leaf in leaves:
+            _check_width(leaf, "element 0 of inputs")
         self._types, self._kinds = list(map(_type_of, leaves)), list(map(_kind_of, leaves))
         self._dtypes = [data_of(x).dtype for x in leaves]
         data = [_as_jax_has_it(data_of(x), "element 0 of inputs") for x in leaves]
@@ -200,6 +203,14 @@ _NUMBERS = {bool, int, float, complex}
 def _type_of(x: Any) -> tuple[str, tuple[int, ...]]:
     x = x if hasattr(x, "dtype") and hasattr(x, "shape") else np.asarray(x)
     return str(x.dtype), tuple(x.shape)
+
+
+def _check_width(leaf: Any, what: str) -> None:
+    """Refuses a jax.Array of 64 bits where JAX has 64 bits turned off: its own functions would not convert it."""
+    if isinstance(leaf, jax.Array) and not is_key(leaf) and _dtypes.is_wide(leaf.dtype):
+        raise TypeError(
+            f"{API}: {what} is a jax.Array of {leaf.dtype}; enable 64-bit types of JAX, or convert it before"
+        )
 
 
 def _as_jax_has_it(x: Array, what: str) -> Array:

@@ -297,7 +297,8 @@ def _host_functions(traced: Any, text: str) -> tuple[list[list[str]], list[str |
             results, (tree, leaves, keys) = op.spec.returned.leaves, _inputs_of(call)
             with _naming(op.title):
                 # A text of the values would leave much of an array or object out, and have a set in any order.
-                checksum = checksum_of([options, results, tree and nodes_of(tree), leaves, list(map(str, keys))])
+                settings = map(str, (*keys, *call.environment.settings))
+                checksum = checksum_of([options, results, tree and nodes_of(tree), leaves, *settings])
             found.append([repr(call), _shown(options), _shown(results), checksum])
             code += map(code_checksum, (op.func, *rules.values()))
         elif "callback" in eqn.params:

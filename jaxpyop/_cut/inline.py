@@ -14,7 +14,7 @@ from typing import Any
 
 import jax
 
-from jaxpyop import _dtypes, _jaxcore, _sharding
+from jaxpyop import _dtypes, _jaxcore, _settings, _sharding
 from jaxpyop._op import python_call_p
 
 
@@ -70,6 +70,7 @@ def inlined(closed: Any) -> Program:
         raise StaysWhole("the types of its arrays say how they are sharded (a mesh of Explicit axes)")
     inliner = _Inliner()
     outputs = inliner.distinct(inliner.enter(closed, inputs), inputs)
+    _check_settings(inliner.eqns)
     return Program(inputs, needed(inliner.eqns, outputs), outputs, inliner.constants)
 
 
@@ -143,6 +144,22 @@ def _check_equation(eqn: Any, is_entered: bool) -> None:
             raise StaysWhole("an inner jit with in_shardings or out_shardings holds a Python call")
         if eqn.params.get("compiler_options_kvs"):
             raise StaysWhole("an inner jit with compiler_options holds a Python call")
+
+
+def _check_settings(eqns: Sequence[Any]) -> None:
+    """Check that all of a program, which runs in pieces, was traced with the settings of JAX that it will run with.
+
+    Raises:
+        StaysWhole: some of it was traced in a block with other settings.
+    """
+    settings = _settings.thread_settings()
+    inside = [each for eqn in eqns for each in (eqn, *_jaxcore.equations_in(eqn.params))]
+    if any(call.environment.settings != settings for call in map(call_of, inside) if call is not None):
+        raise StaysWhole("a Python call is made in a block with other settings of JAX than around the program")
+    # Between the pieces, JAX would make arrays of 64 bits into arrays of 32.
+    avals = [x.aval for eqn in inside for x in (*eqn.invars, *eqn.outvars)]
+    if any(hasattr(aval, "dtype") and _dtypes.is_wide(aval.dtype) for aval in avals):
+        raise StaysWhole("it has arrays of 64 bits, which JAX's settings turn off around it")
 
 
 def needed(eqns: Sequence[Any], outputs: Sequence[Any]) -> list[Any]:

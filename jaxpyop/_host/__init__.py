@@ -18,7 +18,6 @@ from jaxpyop._host.errors import (
     is_own_failure,
     note_arguments,
     original_of,
-    refusal,
     reraise,
     strip_library_frames,
 )

@@ -23,6 +23,7 @@ import numpy as np
 
 from jaxpyop import _jaxcore
 from jaxpyop._host.show import plain_function, show_types, shown_file, where
+from jaxpyop._refusal import is_refusal
 
 KEPT = 64  # A device runs 32 programs at once, so that as many can fail before the first error is asked for.
 
@@ -122,20 +123,10 @@ def failure_text(error: BaseException, title: str) -> str:
     return f"{raised}\n{arguments}" if arguments else raised
 
 
-# The attribute of an exception that says that we raised it, and not the user's code.
-_REFUSAL = "_jaxpyop_refusal"
-
-
-def refusal(error: BaseException) -> BaseException:
-    """Mark an exception as a refusal of ours, which `on_error=` does not fill, and return it."""
-    vars(error)[_REFUSAL] = True
-    return error
-
-
 def is_own_failure(error: Exception) -> bool:
     """Tell whether a function's own exception was raised, and not a refusal of ours, or an interrupt in a program."""
     found = _original(error)
-    return isinstance(found, Exception) and _REFUSAL not in vars(found)
+    return isinstance(found, Exception) and not is_refusal(found)
 
 
 def _text_of(error: BaseException) -> str:

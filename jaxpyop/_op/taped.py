@@ -30,6 +30,7 @@ from jaxpyop._op.primitive import (
     ReplayCall,
     hash_of_run,
 )
+from jaxpyop._refusal import refusal
 from jaxpyop._tape import Record, record
 from jaxpyop._values import Struct, as_jax, check_fingerprints, fingerprint
 
@@ -89,10 +90,11 @@ class TapeReplay(ReplayCall):
 
     def linearize(self, perturbed: tuple[bool, ...]) -> Linearization:
         if self.op.stateful:
-            raise NotImplementedError(
+            text = (
                 f"{self.title}: a second derivative runs func again, which a stateful op does not allow; "
                 "pass stateful=False"
             )
+            raise refusal(NotImplementedError(text))
         # The receipt has no tangent, so the derivative is that of the body behind the record.
         perturbed = perturbed[self.operands.leading :]
         return linearize_on_tape(self, self.body, perturbed, perturbed, has_flag=self.operands.has_flag, skip=1)

@@ -46,13 +46,16 @@ def _code_parts(func: Any, seen: set[int]) -> list[Any]:
         return [_values({**dict(enumerate(func.args)), **func.keywords}, seen), *_code_parts(func.func, seen)]
     if isinstance(func, types.MethodType):
         return _code_parts(func.__func__, seen)
+    if isinstance(func, (type, types.BuiltinFunctionType, np.ufunc)):
+        return [f"{getattr(func, '__module__', '')}:{getattr(func, '__qualname__', func.__name__)}"]
     inside = getattr(func, "__wrapped__", None)
     if not isinstance(func, types.FunctionType):
         # Where C code has the `__call__`, it is no function either, and has no parts.
         own = getattr(func, "__dict__", {}) if _is_of_library(type(func).__module__) else {}
         # A list of the user's may change while the program runs. One of a library does not.
         own = {name: tuple(value) if type(value) is list else value for name, value in own.items()}
-        return [*_held(own, inside, seen), *_code_parts(type(func).__call__, seen), *_code_parts(inside, seen)]
+        parts = [*_held(own, inside, seen), *_code_parts(type(func).__call__, seen), *_code_parts(inside, seen)]
+        return [*parts, *_options_of_numba(func)]
     if _is_of_library(func.__globals__.get("__name__")):
         # What an op holds of ours is described elsewhere.
         held = {} if func.__globals__["__name__"].startswith("jaxpyop.") else closure_of(func)
@@ -62,6 +65,16 @@ def _code_parts(func: Any, seen: set[int]) -> list[Any]:
     plain = {name: _text(value) for name, value in defaults.items() if _is_plain(value)}
     held = _held(closure_of(func), inside, seen)
     return [(contents_of_code(func.__code__), plain), *held, *_code_parts(inside, seen)]
+
+
+def _options_of_numba(func: Any) -> list[str]:
+    """The options with which Numba compiles a function, such as `fastmath`, and the types that its user gave."""
+    if type(func).__module__.partition(".")[0] != "numba":
+        return []
+    options = getattr(func, "targetoptions", {})
+    # A function without types has those of its calls.
+    given = [] if getattr(func, "_can_compile", True) else func.signatures
+    return [repr(sorted(map(str, options.items()))), *sorted(map(str, given))]
 
 
 def _is_of_library(module: Any) -> bool:

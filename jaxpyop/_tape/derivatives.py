@@ -23,6 +23,7 @@ from jax.sharding import SingleDeviceSharding
 from jaxpyop import _dtypes, _jaxcore
 from jaxpyop._dtypes import is_inexact, zeros_of
 from jaxpyop._jaxcore import replaced
+from jaxpyop._refusal import refusal
 from jaxpyop._tape.operations import Operation, shared
 
 # What comes back so often is compiled. Compiling takes as long as thousands of evaluations. JAX compiles the primitives
@@ -112,10 +113,11 @@ class Linear:
         try:
             return jax.linear_transpose(self._derivative, list(self._outputs.values()))(tangents)[0]
         except Exception as error:
-            raise TypeError(
+            text = (
                 "forward mode needs the transpose of a custom_vjp function's backward pass, which is not linear; "
                 "put jax.jit around the derivative, which drops unused tangents, or use jax.jacrev twice"
-            ) from error
+            )
+            raise refusal(TypeError(text)) from error
 
     def keep_values(self) -> None:
         """Copies the NumPy arrays that the derivative reads, because the function may change them later."""

@@ -49,7 +49,8 @@ class Operation:
         linearize_now: whether the operation has to be linearized when it is recorded, and is not shared. It has side
             effects, calls Python, holds constants (NumPy arrays may be written to later) or a rule of the user's (which
             may read variables that change), or is yet to be expanded by JAX.
-        calls_python: whether it runs, perhaps deep inside, a function of the user's on the host.
+        calls_python: whether it runs, perhaps deep inside, a function of the user's on the host, or draws numbers that
+            no key decides. A second run might then give other values.
         uses_refs: whether it reads or writes a mutable array.
         is_probed: whether a trial trace finds out which outputs depend on which inputs. This is False for a
             `custom_jvp` function, on which JAX notes the types of the results when it is called: a trial would call it
@@ -162,7 +163,8 @@ def _only_equation(primitive: Any, params: dict[str, Any]) -> Any | None:
 
 def _calls_python(primitive: Any, params: dict[str, Any]) -> bool:
     inner = (eqn.primitive for eqn in _jaxcore.equations_in(params))
-    return any(getattr(p, "calls_python", False) for p in itertools.chain([primitive], inner))
+    every = itertools.chain([primitive], inner)
+    return any(getattr(p, "calls_python", False) or p.name in ("pure_callback", "rng_uniform") for p in every)
 
 
 def _make_op(primitive: Any, params: dict[str, Any], args: Sequence[Any], linearize_now: bool = False) -> Operation:

@@ -17,6 +17,7 @@ import numpy as np
 
 from jaxpyop import _dtypes, _jaxcore, _settings, _sharding
 from jaxpyop._jaxcore import replaced
+from jaxpyop._refusal import refusal
 from jaxpyop._tape.derivatives import (
     OFTEN,
     Derivative,
@@ -180,10 +181,11 @@ def _record_by_vjp(
     try:
         outputs, linear = linearize(call, [i for i, p in enumerate(perturbed) if p], inputs, forward=False)
     except _ASKED as error:
-        raise TypeError(
+        text = (
             f"{title}: it asks for the value of what is differentiated, which is not possible without the tape "
             f"({_jaxcore.why_without('the tape')}). Write jnp.where or jax.lax.cond instead, or give the op a vjp="
-        ) from error
+        )
+        raise refusal(TypeError(text)) from error
     linear.keep_values()
     needs = full_dependence(perturbed, outputs).needs
     ins = tuple(range(len(inputs)))

@@ -19,6 +19,7 @@ import numpy as np
 
 from jaxpyop import _jaxcore
 from jaxpyop._jaxcore import EVAL_TRACE, set_current_trace
+from jaxpyop._refusal import refusal
 from jaxpyop._tape.derivatives import Dependence, Linear, dependence_of, full_dependence, linearize, typeof
 from jaxpyop._tape.operations import Operation, find_custom_jvp_op, find_op, find_op_to_evaluate, hoisted
 from jaxpyop._tape.tracer import TapeTracer
@@ -97,11 +98,12 @@ class Tape(_jaxcore.RecurringTrace):
             op, constants = found
             args, tracked = (*constants, *args), (False,) * len(constants) + tracked
         if op.uses_refs:
-            raise NotImplementedError(
+            text = (
                 f"{primitive}: a differentiated value was stored in a mutable array (jax.new_ref) "
                 "that outlives the operation. Use `x.at[...].set(...)`, or store "
                 "`jax.lax.stop_gradient(x)`."
             )
+            raise refusal(NotImplementedError(text))
         if op.linearize_now:
             outs = self._linearized(lambda *values: op.outputs(values), args, tracked, op.calls_python)
         else:
@@ -120,9 +122,10 @@ class Tape(_jaxcore.RecurringTrace):
         return self._custom(primitive, (fun, fwd, bwd), tracers, params, None)
 
     def process_shard_map(self, *args: Any, **params: Any) -> Any:
-        raise NotImplementedError(
+        text = (
             f"{self.title}: shard_map in a differentiated function, outside jax.jit: write jax.jit(jax.shard_map(...))"
         )
+        raise refusal(NotImplementedError(text))
 
     # ------------------------------------------------------------ how it is done
 
@@ -159,7 +162,8 @@ class Tape(_jaxcore.RecurringTrace):
             # This call's own `bind` is used, because JAX reads the pytree of the output off the wrapped functions of
             # this call afterwards.
             return self._recorded(op, bind, args, tracked)
-        return self._linearized(bind, args, tracked, forward=False)
+        # JAX may know no transpose of the one rule, and none of the transposed other one.
+        return self._linearized(bind, args, tracked, forward=len(subfuns) == 2)
 
     def _recorded(
         self, op: Operation, evaluate: Callable[..., Any], args: Sequence[Any], tracked: tuple[bool, ...]

@@ -27,6 +27,7 @@ from jax import lax
 
 from jaxpyop import _dtypes, _jaxcore, _settings
 from jaxpyop._config import config
+from jaxpyop._refusal import refusal
 from jaxpyop._tape.operations import shared
 
 _current_trace = _jaxcore.current_trace
@@ -204,7 +205,7 @@ def _array_detached(tracer: Any, how: str) -> None:
         "numpy_function with vjp=, or np.asarray(jax.lax.stop_gradient(x)) if you want a constant"
     )
     if config.constants == "error":
-        raise TypeError(f"{text} (jaxpyop.config.constants is 'error')")
+        raise refusal(TypeError(f"{text} (jaxpyop.config.constants is 'error')"))
     frame = _users_frame()
     place, code = _jaxcore.place_of(frame), hash(frame and frame.f_code)
     text = f"{text} (for all calls: jaxpyop.config.constants = 'allow', or 'error')"
@@ -224,11 +225,12 @@ def _number_detached(tracer: Any, how: str) -> None:
     """
     tape = tracer._trace
     if config.constants == "error" and tape.is_valid():
-        raise TypeError(
+        text = (
             f"{tape.title}: {how} makes a constant of a differentiated {tracer.aval.str_short()}, whose "
             "derivative is zero. Use x itself (`if x > 0:` works), or jax.lax.stop_gradient(x) if you want a "
             "constant (jaxpyop.config.constants is 'error')"
         )
+        raise refusal(TypeError(text))
     if config.constants == "warn":
         # A loop takes many numbers at one line, and finding the user's line takes long.
         caller = sys._getframe(2)

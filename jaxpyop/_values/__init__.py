@@ -34,6 +34,6 @@ from jaxpyop._values.inputs import (
     static,
     without_weak_type,
 )
-from jaxpyop._values.kept import protected, size_of
+from jaxpyop._values.kept import protected, size_of, with_own_containers
 from jaxpyop._values.spec import IN_A_LOOP, Leaf, ResultSpec, Struct, kind_of, match, show_shape
 from jaxpyop._values.tout import check_shape, fill_shape, read_tout, with_shapes

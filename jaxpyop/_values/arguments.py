@@ -15,6 +15,7 @@ import jax
 import numpy as np
 
 from jaxpyop._jaxcore import is_live
+from jaxpyop._refusal import refusal
 from jaxpyop._values.inputs import SLOT, Inputs
 from jaxpyop._values.spec import kind_of, paired
 
@@ -160,10 +161,11 @@ def _in_order(
         given = signature.replace(parameters=parameters).bind(*args, **kwargs).arguments
     except (TypeError, ValueError) as error:
         if kwargs:
-            raise TypeError(
+            text = (
                 f"{title}: a derivative rule gets the arguments in the order of func's signature, which does not tell "
                 f"where the keyword {next(iter(kwargs))!r} belongs ({error}); pass it by position"
-            ) from None
+            )
+            raise refusal(TypeError(text)) from None
         return {f"argument {k}": value for k, value in enumerate(args)}
     found: dict[str, Any] = {}
     for parameter in parameters:

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpyop import _dtypes, _jaxcore
+from jaxpyop._refusal import refusal
 from jaxpyop._tape import TapeTracer
 from jaxpyop._values.inputs import copy_to_jax, lost_by_an_array
 from jaxpyop._values.spec import Leaf, kind_of
@@ -296,10 +297,11 @@ def check_fingerprints(found: int, expected: int, title: str, what: str) -> None
         RuntimeError: they differ.
     """
     if found != expected:
-        raise RuntimeError(
+        text = (
             f"{title}: {what} ran again for a backward pass, because the record of its forward pass was gone, and gave "
             "other results than in the forward pass: it draws random numbers, reads something that changes, or calls a "
             "kernel that is not deterministic (on GPUs, say: the results are compared bit by bit). Its gradient would "
             "be that of another run. Pass what changes (a random key, say) as an input; or pass stateful=True and "
             "increase jaxpyop.config.max_record_bytes, so that nothing runs again"
         )
+        raise refusal(RuntimeError(text))

@@ -30,6 +30,7 @@ import numpy as np
 from jaxpyop import _jaxcore
 from jaxpyop._functions import closure_of, codes_in, defaults_of, names_in, reads_of
 from jaxpyop._native import is_native
+from jaxpyop._refusal import refusal
 from jaxpyop._values.inputs import holds_traced
 
 PASS_IT = "pass it through inp, and take it as an argument of func"
@@ -48,10 +49,11 @@ def check_closure(func: Callable[..., Any] | None, title: str, what: str = "func
     """
     for name, value in reads_of(func):
         if holds_traced(value):
-            raise ValueError(
+            text = (
                 f"{title}: {what} uses {name!r} from the code around it, which is or holds a traced value ({value}) "
                 f"and has no value when {what} runs; {PASS_IT} (mode='traced' of py_function may close over it)"
             )
+            raise refusal(ValueError(text))
 
 
 def traced_value_in(func: Any) -> Any:
@@ -149,7 +151,8 @@ def _is_users(part: Any) -> bool:
 def hidden_value_error(value: Any, title: str, what: str, *, is_used: bool) -> ValueError:
     """Make the error about a traced value that a function uses or holds, and got by another way than its arguments."""
     uses, unless = ("uses", "") if is_used else ("holds", f", or let {what} hold no object with traced values")
-    return ValueError(
+    text = (
         f"{title}: {what} {uses} a traced value ({value}), by itself or in an object, that has no value when {what} "
         f"runs; {PASS_IT}{unless}"
     )
+    return refusal(ValueError(text))

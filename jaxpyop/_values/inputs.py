@@ -76,10 +76,11 @@ _CONTAINERS = (dict, list, tuple, type(None))
 
 
 def nodes_of(tree: Any) -> list[Any]:
-    """The nodes of a structure, each with its type and with what it holds besides its children."""
+    """The nodes of a structure, each with its type, what it holds besides its children, and how many these are."""
     if tree is None:
         return []
-    return [tree.node_data(), *itertools.chain.from_iterable(map(nodes_of, tree.children()))]
+    children = tree.children()
+    return [(tree.node_data(), len(children)), *itertools.chain.from_iterable(map(nodes_of, children))]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -99,7 +100,7 @@ class Inputs:
     @functools.cached_property
     def may_hold_state(self) -> bool:
         """Whether an input is an object of a registered class, which gets a copy of what the caller has."""
-        return any(node is not None and not issubclass(node[0], _CONTAINERS) for node in nodes_of(self.tree))
+        return any(node is not None and not issubclass(node[0], _CONTAINERS) for node, _ in nodes_of(self.tree))
 
     def unflatten(self, arrays: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The function's `(args, kwargs)` with these arrays."""
@@ -240,17 +241,16 @@ def as_jax(values: Sequence[Any]) -> list[Any]:
     if (
         not any(small)
         or _settings.jax_config.jax_disable_jit
-        or any(_is_wide(v.dtype) for v in values if v is not None)
+        or any(_stays_wide(v.dtype) for v in values if v is not None)
     ):
         return list(map(_one_as_jax, values))
     copies = iter(_settings.with_transfers(_identity, [value.copy() for value, mark in zip(values, small) if mark]))
     return [next(copies) if mark else _one_as_jax(value) for value, mark in zip(values, small)]
 
 
-def _is_wide(dtype: Any) -> bool:
+def _stays_wide(dtype: Any) -> bool:
     """Tell whether this is a dtype of 64 bits while they are off: where jax_explicit_x64_dtypes allows them."""
-    is_long = dtype.itemsize >= 8 and _dtypes.canonical_dtype(dtype) != dtype
-    return is_long and _dtypes.explicit_x64_mode() == "allow"
+    return _dtypes.is_wide(dtype) and _dtypes.explicit_x64_mode() == "allow"
 
 
 def _one_as_jax(value: Any) -> Any:
@@ -270,7 +270,7 @@ def give_to_jax(value: np.ndarray[Any, Any], like: Any = None) -> jax.Array:
     if found is None:
         # jnp.asarray would copy a large array once more (JAX 0.10 to 0.12).
         large = value.nbytes >= _LARGE and jax.sharding.get_abstract_mesh().empty
-        with _dtypes.with_wide_types(_is_wide(value.dtype)):
+        with _dtypes.with_wide_types(_stays_wide(value.dtype)):
             found = jax.device_put(value) if large else _settings.with_transfers(jnp.asarray, value)
         if like is not None and _sharding.is_committed(like):
             found = _settings.with_transfers(_sharding.placed_like, found, like)

@@ -9,10 +9,12 @@ import functools
 import operator
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
+
+from jaxpyop._refusal import refusal
 
 
 def protected(value: Any) -> Any:
@@ -20,15 +22,36 @@ def protected(value: Any) -> Any:
 
     They are copied because `fwd` may write into its own arrays later. They are read-only because `bwd` may run several
     times after one run of `fwd`, as in `jax.jacrev`, and must not change what its next run reads.
+
+    Raises:
+        TypeError: an iterator of Python's is among them, which the first run of `bwd` would use up.
     """
+    return _rebuilt(value, _read_only)
+
+
+def with_own_containers(value: Any) -> Any:
+    """Returns residuals of which one run of `bwd` may change the containers: their arrays are read-only already."""
+    return _rebuilt(value, lambda array: array)
+
+
+def _read_only(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    found = array.copy("K")
+    for at in np.ndindex(found.shape) if found.dtype == object else ():
+        found[at] = protected(found[at])
+    found.flags.writeable = False
+    return found
+
+
+def _rebuilt(value: Any, array: Callable[[np.ndarray[Any, Any]], np.ndarray[Any, Any]]) -> Any:
     if isinstance(value, np.ndarray):
-        found = value.copy("K")
-        for at in np.ndindex(found.shape) if found.dtype == object else ():
-            found[at] = protected(found[at])
-        found.flags.writeable = False
-        return found
+        return array(value)
+    if isinstance(value, Iterator) and type(value).__module__ in ("builtins", "itertools"):
+        kind = type(value).__name__
+        raise refusal(TypeError(f"the residuals of fwd hold a {kind}, which the first run of bwd uses up; give a list"))
+    if isinstance(value, (set, bytearray)):
+        return copy.copy(value)
     if isinstance(value, tuple):
-        parts = list(map(protected, value))
+        parts = [_rebuilt(part, array) for part in value]
         if all(map(operator.is_, parts, value)):
             return value
         # A named tuple is made by no other arguments than its parts, and may have attributes besides.
@@ -39,12 +62,12 @@ def protected(value: Any) -> Any:
     if isinstance(value, (dict, list, collections.deque)):
         found = copy.copy(value)
         for key in list(found) if isinstance(found, dict) else range(len(found)):
-            found[key] = protected(found[key])
+            found[key] = _rebuilt(found[key], array)
         return found
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         # A field that has no value yet is left so.
         held = {f.name: getattr(value, f.name) for f in dataclasses.fields(value) if hasattr(value, f.name)}
-        copies = {name: protected(part) for name, part in held.items()}
+        copies = {name: _rebuilt(part, array) for name, part in held.items()}
         # What holds no arrays may hold something open, and is kept itself, because a copy of it might close that twice.
         if all(copies[name] is held[name] for name in held):
             return value

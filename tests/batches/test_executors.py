@@ -169,6 +169,15 @@ def test_the_elements_of_a_lost_chunk_are_told():
     assert "at batch index 0 to 6 in steps of 3" in caught.value.__notes__
 
 
+def test_a_function_on_one_executor_of_a_list_calls_an_op_on_another_one():
+    """Which it would take for its own, and run the op in place, if jobs carried the number of the first executor."""
+    here = threading.local()
+    pools = [cf.ThreadPoolExecutor(1, initializer=setattr, initargs=(here, "number", k)) for k in range(3)]
+    inner = lambda x: numpy_function(lambda x: x * 0 + here.number, [x], F, executor=pools[0])
+    f = parallel(numpy_function, lambda x: 10 * np.float32(here.number) + inner(x), executor=pools, output_shapes=())
+    np.testing.assert_array_equal(f(grid(3)), [0, 10, 20])
+
+
 # ---------------------------------------------------------------------- threads
 
 

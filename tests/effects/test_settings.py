@@ -102,6 +102,65 @@ def test_the_promotion_of_the_caller_is_that_of_the_function():
         run(mixed, ON_DEVICE[:3])
 
 
+# ------------------------------------------------------------ blocks around an op
+
+
+def of_64_bits(x):
+    with jax.enable_x64(True):
+        return jnp.abs(numpy_function(lambda x: np.int64(2**40 + 5), [x], np.int64, stateful=True)).astype(F)
+
+
+def with_a_constant(x):
+    with jax.enable_x64(True):
+        return numpy_function(lambda x, c: F((c - F(1 / 3)) * 1e9), [x, np.array(1 / 3)], F, ordered=True)
+
+
+def in_a_loop(x):
+    with jax.enable_x64(True):
+        half = lambda c, _: (numpy_function(lambda c: c / 2, [c], np.float64, stateful=True), None)
+        return (lax.scan(half, x.astype(np.float64), None, length=3)[0] * 8 * (1 + 2**-40) - x).astype(F)
+
+
+def drawn(x):
+    with jax.default_prng_impl("rbg"):
+        return py_function(lambda x: x + jax.random.uniform(jax.random.key(0)), [x], F)
+
+
+def where_it_runs(x):
+    with jax.enable_x64(True):
+        return py_function(lambda x: x / 3, [x.astype(np.float64)], np.float64, when=x > 0).astype(F)
+
+
+def slope_of_a_difference(x):
+    scale = lambda: 11 if jax.config.jax_default_prng_impl == "rbg" else 13
+    with jax.default_prng_impl("rbg"):
+        return numpy_function(lambda x: x * F(scale()), [x], F, vjp=jaxpyop.numerical())
+
+
+BLOCKS = {
+    "64 bits": (of_64_bits, 2.0**40),
+    "a constant of 64 bits": (with_a_constant, (1 / 3 - float(np.float32(1 / 3))) * 1e9),
+    "64 bits in a loop": (in_a_loop, 2.0**-40),
+    "another kind of keys": (drawn, 1.3990464),
+    "a flag": (where_it_runs, 1 / 3),
+    "a gradient": (jax.grad(slope_of_a_difference), 11.0),
+}
+BLOCK_ROUTES = ROUTES | {"cut, loops by Python": lambda f: jaxpyop.jit(f, loops="python")}
+
+
+@pytest.mark.parametrize("route", BLOCK_ROUTES.values(), ids=BLOCK_ROUTES)
+@pytest.mark.parametrize(("program", "expected"), BLOCKS.values(), ids=BLOCKS)
+def test_a_block_with_other_settings_around_an_op(program, expected, route):
+    """The function and its derivatives have these settings wherever they run, and no value loses bits on its way."""
+    np.testing.assert_allclose(run(route(program), F(1)), expected, rtol=1e-5)
+
+
+def test_what_is_in_a_block_with_other_settings_cannot_be_saved():
+    for program in (of_64_bits, drawn):
+        with pytest.raises(ValueError, match="a Python call is made in a block with other settings of JAX"):
+            jaxpyop.export(program)(F(1))
+
+
 # --------------------------------------------------------------------- transfers
 
 

@@ -227,6 +227,60 @@ def test_errors_that_are_not_the_functions(func, error, text):
             run(f, XS)
 
 
+def detached(x):
+    return x * float(x)
+
+
+def at_random(x):
+    return x * np.random.default_rng().random(dtype=F)
+
+
+def without_rule(x):
+    return numpy_function(np.sin, [x], TOUT)
+
+
+def in_a_mutable_array(x):
+    ref = jax.new_ref(jnp.zeros((), F))
+    ref[...] = x
+    return ref[...]
+
+
+# Errors of ours that come while the function runs for a derivative.
+NOT_FILLED_LATER = {
+    "a constant": (detached, TypeError, "makes a constant of a differentiated"),
+    "other results": (at_random, RuntimeError, "gave other results than in the forward pass"),
+    "a missing rule": (without_rule, ValueError, "a backward pass needs the gradient"),
+    "a mutable array": (in_a_mutable_array, NotImplementedError, "stored in a mutable array"),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*pushed out:RuntimeWarning")
+@pytest.mark.parametrize(("func", "error", "text"), NOT_FILLED_LATER.values(), ids=NOT_FILLED_LATER)
+def test_errors_of_derivatives_that_are_not_the_functions(func, error, text):
+    op = jax.vmap(jax.grad(lambda x: py_function(func, [x], TOUT, on_error=0)))
+    with jaxpyop.config.override(constants="error", max_record_bytes=1), pytest.raises(error, match=text):
+        run(jax.jit(op), XS[:, 0])
+
+
+def cubed(x, k):
+    return 1 // 0 if fails(x) else ((x**3).sum() * k.sum(), (x * k).sum())
+
+
+SECOND = {"hessian": jax.hessian, "reverse over reverse": lambda f, at: jax.jacrev(jax.grad(f, at), at)}
+
+
+@pytest.mark.parametrize("second", SECOND.values(), ids=SECOND)
+@pytest.mark.parametrize(("fills", "slope"), [((0, jnp.nan), 0), ((jnp.nan, 0), jnp.nan)], ids=["zero", "NaN"])
+def test_second_derivatives_of_an_element_that_failed(second, fills, slope):
+    """They are those of its fills, for each result and each input."""
+    op = lambda x, k: py_function(cubed, [x, k], (TOUT, TOUT), on_error=fills)[0]
+    expected = jax.vmap(second(lambda x, k: (x**3).sum() * k.sum(), (0, 1)))(XS, XS + 1)
+    for route in (lambda f: f, jax.jit):
+        found = route(jax.vmap(second(op, (0, 1))))(XS, XS + 1)
+        for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected)):
+            np.testing.assert_allclose(one, other.at[K].set(slope), rtol=1e-5)
+
+
 def test_a_missing_rule_still_raises():
     for x in (BAD, XS[0]):
         with pytest.raises(ValueError, match="a backward pass needs the gradient"):

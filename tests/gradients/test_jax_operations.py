@@ -53,6 +53,30 @@ def test_forward_mode(name):
     same(jax.jvp(op_of(body, inputs), inputs, tangents), jax.jvp(body, inputs, tangents))
 
 
+ARRAY = jnp.ones(2)
+
+
+def test_what_no_key_decides_is_drawn_once():
+    """A derivative reads the values of the forward pass, and never runs such an operation again."""
+    drawn = lambda x: x * lax.rng_uniform(F(0), F(1), ())
+    called = lambda x: x * jax.pure_callback(lambda: np.random.default_rng().random(dtype=F), F(0))
+    with_an_array = jax.jit(lambda x: drawn(x) * ARRAY[0])
+    for body in (drawn, jax.jit(drawn), called, jax.jit(called), with_an_array):
+        value, pull = jax.vjp(lambda x, body=body: py_function(body, [x], F(0)), F(2))
+        for _ in range(6):
+            close(pull(F(1))[0], value / 2)
+
+
+def test_forward_mode_of_a_rule_that_has_no_transpose():
+    @jax.custom_jvp
+    def double(x):
+        return 2 * x
+
+    double.defjvp(lambda primals, tangents: (2 * primals[0], lax.while_loop(lambda t: False, abs, 2 * tangents[0])))
+    op = lambda x: py_function(double, [x], F(0))
+    close(jax.jvp(op, (3.0,), (1.0,))[1], 2.0)
+
+
 def test_a_block_of_64_bits():
     """A function may compute in 64 bits for a few lines, and its derivative does so too."""
 

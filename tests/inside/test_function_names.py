@@ -1,6 +1,7 @@
 """How a Python function is stored by name, and which names find a function."""
 
 import functools
+import math
 import subprocess
 import sys
 
@@ -245,6 +246,9 @@ HOLDING = {
     "a keyword-only parameter": (lambda text: eval(text), "lambda x, y: x", "lambda x, *, y: x"),
     "a derivative": (lambda k: jax.grad(scaled, argnums=k), 0, 1),
     "a transformation": (lambda wrap: wrap(scaled), jax.grad, jax.jit),
+    "a function of C": (closure, math.sin, math.cos),
+    "a function of NumPy's": (closure, np.sin, np.cos),
+    "a type of NumPy's": (closure, np.float16, np.float32),
     "a vectorized function": (lambda kinds: np.vectorize(scaled, otypes=kinds), [int], [float]),
 }
 

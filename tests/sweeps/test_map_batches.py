@@ -2,6 +2,8 @@
 
 import copy
 import functools
+import math
+import operator
 import shutil
 import threading
 import types
@@ -251,6 +253,35 @@ def drawing(kind):
     return lambda x: jaxpyop.py_function(draw, [key(x)], F(0))
 
 
+def drawing_in_a_block(kind):
+    def f(x):
+        with jax.default_prng_impl(kind):
+            return jaxpyop.py_function(lambda x: x + jax.random.uniform(jax.random.key(0)), [x], F(0))
+
+    return f
+
+
+def nested(first, *rest):
+    return sum(first) + 100 * sum(rest, F(0))
+
+
+# What the author of a class may write into it, besides functions and plain data.
+WRITTEN = {
+    "a property that is cached": lambda k: functools.cached_property(lambda self: k),
+    "a method that is cached": lambda k: functools.lru_cache(lambda self: k),
+    "a method that is compiled": lambda k: jax.jit(lambda self: k),
+    "a partial method": lambda k: functools.partialmethod(lambda self, n: n, k),
+    "a partial": lambda k: functools.partial(pow, k),
+    "a class": lambda k: type("Inner", (), {"k": k, "__module__": __name__}),
+    "an object": lambda k: Model(k),
+    "an array of JAX": lambda k: jnp.full(2, k),
+}
+
+
+def written(name, k):
+    return type("Config", (), {"a": WRITTEN[name](k), "__module__": __name__})()
+
+
 LONG = np.zeros(2000)
 # Two functions that ask the same function on the host for different things.
 ASKED = {
@@ -274,6 +305,10 @@ ASKED = {
     "another class of objects": (of, Model(1), types.SimpleNamespace(held=(1,))),
     "an argument that is no array": (lambda mode: lambda x: numpy_function(pick, [x, mode], F(0)), "two", "three"),
     "the structure of inputs": (lambda k: lambda x: numpy_function(pick, [{k: x, "c": x}, "c"], F(0)), "a", "b"),
+    "the arity of inputs": (lambda k: lambda x: numpy_function(nested, [[x, x][:k], *[x, x][k:]], F(0)), 1, 2),
+    "a block with other settings": (drawing_in_a_block, "threefry2x32", "rbg"),
+    "a function of C": (of, math.pow, operator.pow),
+    **{f"{name} of a class": (of, written(name, 1), written(name, 2)) for name in WRITTEN},
     "a step": (lambda h: jax.grad(lambda x: numpy_function(sine, [x], F(0), vjp=numerical(step=h))), 0.1, 0.2),
     "a fill": (lambda v: lambda x: numpy_function(abs, [x[None]], jaxpyop.padded(F, 3, v)).values, 0, 5),
 }
@@ -297,9 +332,17 @@ def test_what_is_held_has_the_same_checksum_in_another_process():
 
 
 def test_an_object_that_cannot_be_compared(tmp_path):
-    for value in (threading.Lock(), Model(iter([1]), threading.Lock())):
-        with pytest.raises(TypeError, match=r"tell whether it has changed \(cannot pickle.*; .* name it by version="):
+    for value in (threading.Lock(), Model(iter([1]), threading.Lock()), np.frompyfunc(abs, 1, 1)):
+        with pytest.raises(TypeError, match=r"tell whether it has changed \(.* pickle.*; .* name it by version="):
             map_batches(of(value), X, batch_size=2, checkpoint=tmp_path / "a", version="1")
+
+
+def test_an_array_of_64_bits_is_refused_where_these_are_off():
+    with jax.enable_x64(True):
+        wide = jnp.arange(3.0)
+    for inputs in (wide, iter(wide)):
+        with pytest.raises(TypeError, match=r"is a jax\.Array of float64; enable 64-bit"):
+            map_batches(lambda x: x, inputs, batch_size=2)
 
 
 def test_results_that_are_typed_keys(tmp_path):

@@ -29,6 +29,7 @@ import numpy as np
 from jaxpyop import _jaxcore
 from jaxpyop._host.host_call import Method, python_thread
 from jaxpyop._host.memory import COUNTS_ARE_EXACT, FREE
+from jaxpyop._refusal import refusal
 
 Executor = concurrent.futures.Executor
 
@@ -172,9 +173,9 @@ def executor_of(op: Any) -> Any:
 def _resolved(op: Any, given: Any) -> Any:
     found: Any = _returned_by(given) if callable(given) and not isinstance(given, Executor) else given
     if not (hasattr(found, "submit") or is_ray(found)) or isinstance(found, type):
-        raise TypeError(f"{op.title}: executor= gave {found!r}; expected a concurrent.futures.Executor")
+        raise refusal(TypeError(f"{op.title}: executor= gave {found!r}; expected a concurrent.futures.Executor"))
     if op.timeout is not None and has_threads(found):
-        raise TypeError(f"{op.title}: {UNENDABLE}")
+        raise refusal(TypeError(f"{op.title}: {UNENDABLE}"))
     return found
 
 
@@ -352,10 +353,11 @@ def wait_for_thread(executor: Any, title: str, has_begun: Callable[[], bool]) ->
             if begun != load.begun or load.waiting < threads:
                 begun, since = load.begun, time.monotonic()
             elif time.monotonic() - since > _PATIENCE:
-                raise RuntimeError(
-                    f"{title}: it waits for a thread of executor=, and all {threads} of them run bodies that wait for "
-                    "it; give an op that is called from a body on its own pool another executor, or a larger one"
+                text = (
+                    f"{title}: it waits for a thread of executor=, and all {threads} of them run bodies that wait "
+                    "for it; give an op that is called from a body on its own pool another executor, or a larger one"
                 )
+                raise refusal(RuntimeError(text))
     finally:
         with _lock:
             load.waiting -= 1

@@ -29,7 +29,7 @@ from jaxpyop import _config, _settings
 from jaxpyop._host import metrics
 from jaxpyop._host.errors import add_note, note_index
 from jaxpyop._host.host_call import Batch, HostCall
-from jaxpyop._host.pools.executors import Executor, needs_pickled_body, number_of, working_for
+from jaxpyop._host.pools.executors import Executor, needs_pickled_body, working_for
 from jaxpyop._host.small_numbers import keeping_small_numbers
 
 # Seconds after which a worker begins no further element of a chunk. It is long beside the way to a worker and back, and
@@ -100,7 +100,6 @@ def job_for(executor: Executor | list[Executor], call: HostCall) -> Job:
     is_whole = isinstance(executor, list) or call.op.chunksize is not None
     executor = executor[0] if isinstance(executor, list) else executor
     body = pickle.dumps(call.in_worker) if needs_pickled_body(executor) else call.in_worker
-    home = (os.getpid(), _TOKEN), number_of(executor)
     return Job(
         call.title,
         body,
@@ -110,7 +109,7 @@ def job_for(executor: Executor | list[Executor], call: HostCall) -> Job:
         call.op.timeout,
         call.environment.settings,
         _settings_of_process(),
-        home,
+        (os.getpid(), _TOKEN),
         bool(metrics.reports),
     )
 
@@ -128,12 +127,13 @@ class Job:
         timeout: the seconds that an element may take, if there is a bound.
         settings: JAX's settings of the caller's thread.
         settings_of_process: those of the caller's process.
-        home: the caller's process, and the number of the executor there.
+        home: the caller's process.
         is_reported: whether a report is open there.
         arrays: the inputs of which each element has a row.
         lead: batch axes of a block.
         rows: for each input, whether it has a row for each element; the elements share the others.
         numbers: the numbers of the elements in the batch.
+        number: the number of the executor that it is sent to, in the caller's process.
         batch: the batch that they belong to, for errors; None for one element or block.
     """
 
@@ -145,12 +145,13 @@ class Job:
     timeout: float | None
     settings: Sequence[Any]
     settings_of_process: Sequence[Any]
-    home: tuple[tuple[int, str], int]
+    home: tuple[int, str]
     is_reported: bool = False
     arrays: Sequence[np.ndarray[Any, Any]] = ()
     lead: tuple[int, ...] = ()
     rows: Sequence[bool] = ()
     numbers: range = range(1)
+    number: int = 0
     batch: Batch | None = None
 
     def __repr__(self) -> str:
@@ -171,7 +172,7 @@ class Job:
         run = functools.partial(body, lead=self.lead) if self.lead else body
         columns: list[np.ndarray[Any, Any]] = []
         late, done = time.monotonic() + self.seconds, 0
-        there = working_for(self.home[1]) if self._is_at_home else _with_settings_of_process(self.settings_of_process)
+        there = working_for(self.number) if self._is_at_home else _with_settings_of_process(self.settings_of_process)
         with there, _settings.with_thread_settings(self.settings):
             own = iter(self.arrays)
             each = [self._each(next(own if row else shared), row) for row in self.rows]
@@ -193,7 +194,7 @@ class Job:
 
     @property
     def _is_at_home(self) -> bool:
-        return self.home[0] == (os.getpid(), _TOKEN)
+        return self.home == (os.getpid(), _TOKEN)
 
     def _each(self, array: np.ndarray[Any, Any], row: bool) -> Iterator[Any]:
         """An input of each element."""

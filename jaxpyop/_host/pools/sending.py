@@ -25,7 +25,7 @@ from jaxpyop._host import metrics
 from jaxpyop._host.errors import add_note, note_index
 from jaxpyop._host.host_call import Batch, HostCall
 from jaxpyop._host.pools.engines import Engine, UnfitWorkersError, engine_of, means_lost_worker
-from jaxpyop._host.pools.executors import UNENDABLE, Executor, new_executor_of
+from jaxpyop._host.pools.executors import UNENDABLE, Executor, new_executor_of, number_of
 from jaxpyop._host.pools.job import Job, Outcome, UnreadableBodyError
 
 # Takes the number of an element and its results, or a slice and the results of several elements, stacked.
@@ -214,9 +214,9 @@ class Sending:
     def _submitted(self, task: Task) -> Any:
         job, index = task.job_with_inputs(), task.numbers.start % self.executor_count
         while True:
-            task.engine = self._engines[index]
+            task.engine = engine = self._engines[index]
             try:
-                return task.engine.submit(job, task.shared)
+                return engine.submit(dataclasses.replace(job, number=number_of(engine.executor)), task.shared)
             except Exception as error:
                 # The pool broke before it took the job.
                 if not means_lost_worker(error) or not self._renew(index):

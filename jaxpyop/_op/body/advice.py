@@ -16,8 +16,9 @@ import jax
 import numpy as np
 
 from jaxpyop import _jaxcore
-from jaxpyop._host import add_note, metrics, note_arguments, refusal, show_arguments, show_values
+from jaxpyop._host import add_note, metrics, note_arguments, show_arguments, show_values
 from jaxpyop._op.request import RULE_ARGUMENTS, Op
+from jaxpyop._refusal import refusal
 from jaxpyop._tape import TapeTracer
 from jaxpyop._values import IN_A_LOOP, PASS_IT
 

@@ -145,7 +145,7 @@ class Body(abc.ABC):
 
 def full(fills: Sequence[Any], structs: Sequence[Struct]) -> list[Any]:
     """Return arrays that are each filled with a constant, and replace the results of an element that failed."""
-    return [np.full(s.shape, fill, s.dtype) for fill, s in zip(fills, structs)]
+    return [np.full(s.shape, fill, s.dtype) for fill, s in zip(fills, structs, strict=True)]
 
 
 # ---------------------------------------------------------------- derivatives of a body
@@ -227,14 +227,19 @@ class DerivativeBody(Body):
         return [next(given) if is_inexact(result) and next(nonzero) else None for result in results]
 
     def fills(self, arrays: Sequence[Any]) -> list[Any]:
-        structs = self.shapes(element_structs(arrays))
-        pairs = zip(self.op.fills, self.op.spec.leaves)
-        of_results = [float("nan") if is_nan(fill) else 0.0 for fill, leaf in pairs if is_inexact(leaf)]
-        if self.nonzero is None:
-            of_results = self.wanted(of_results)
+        return full(self._failed(), self.shapes(element_structs(arrays)))
+
+    def _failed(self) -> list[float]:
+        """What fills each result: NaN if a result of the function has NaN that it is a derivative of, and else zero."""
+        if isinstance(self.base, DerivativeBody):
+            of_results = self.base._failed()
         else:
-            of_results = [sum(d for d, nonzero in zip(of_results, self.nonzero) if nonzero)] * len(structs)
-        return full(of_results, structs)
+            pairs = zip(self.op.fills, self.op.spec.leaves)
+            of_results = [float("nan") if is_nan(fill) else 0.0 for fill, leaf in pairs if is_inexact(leaf)]
+        if self.nonzero is None:
+            return self.wanted(of_results)
+        nonzero = itertools.compress(of_results, self.nonzero)
+        return [sum(nonzero)] * sum(self.perturbed)
 
     def answer(self, kept: Any, receipt: Any, arrays: Sequence[Any]) -> list[Any]:
         """Return the derivative by what a run of the base kept for it. It raises what the user's code raises.

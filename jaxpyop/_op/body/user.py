@@ -15,11 +15,12 @@ import jax
 import numpy as np
 
 from jaxpyop import _jaxcore
-from jaxpyop._host import call_where_op_runs, forget_locals, kept_of, lend_results, metrics, refusal, return_results
+from jaxpyop._host import call_where_op_runs, forget_locals, kept_of, lend_results, metrics, return_results
 from jaxpyop._native import Filled
 from jaxpyop._op.body.advice import advise, call_and_warn_of_changes, call_with_advice
 from jaxpyop._op.body.body import Body, element_structs, full
 from jaxpyop._op.request import Op, is_differentiable
+from jaxpyop._refusal import refusal
 from jaxpyop._values import (
     Arguments,
     Inputs,

@@ -18,7 +18,7 @@ import numpy as np
 from jax.experimental import io_callback
 from jax.experimental.buffer_callback import buffer_callback
 
-from jaxpyop import _config, _dtypes, _jaxcore, _sharding
+from jaxpyop import _config, _dtypes, _jaxcore, _settings, _sharding
 from jaxpyop._host import Batch, Host, HostCall, Shared
 from jaxpyop._op.primitive.call import Call
 from jaxpyop._op.primitive.native import lowered_natively
@@ -99,7 +99,9 @@ def _branch(flag: Any, *args: Any, call: Call, batch: Batch) -> list[Any]:
     shapes = call.result_structs([flag, *args], batch)
     pairs = list(zip(shapes, itertools.chain(call.body.absent_fills, itertools.repeat(0))))
     absent = lambda: [jnp.full(s.shape, fill, s.dtype) for s, fill in pairs]
-    return jax.lax.cond(flag.reshape(()), lambda: bind(taken, *args, batch=inner), absent)
+    # The types of what is absent may be those of a block with settings of its own.
+    with _settings.with_thread_settings(call.environment.settings):
+        return jax.lax.cond(flag.reshape(()), lambda: bind(taken, *args, batch=inner), absent)
 
 
 def _lower_to_buffers(ctx: Any, host: Host, operands: Sequence[Any], results: list[Struct]) -> Sequence[Any]:

@@ -130,7 +130,9 @@ def run_now(
             jax.block_until_ready(arrays)
     like = anchor_of(args, call.operands.leading)
     try:
-        with jax.profiler.TraceAnnotation(call.label), _jaxcore.without_axes():
+        # A backward pass may run outside of the block with settings of JAX in which the op was called.
+        settings = _settings.with_thread_settings(call.environment.settings)
+        with jax.profiler.TraceAnnotation(call.label), _jaxcore.without_axes(), settings:
             if batch.sizes or call.op.executor is not None:
                 outs = _run(call, arrays, batch, like)
             else:

@@ -21,6 +21,7 @@ from jaxpyop import _jaxcore
 from jaxpyop._config import config, on_change
 from jaxpyop._host import metrics
 from jaxpyop._op.request import Op
+from jaxpyop._refusal import refusal
 from jaxpyop._values import Struct
 
 TOKEN = np.dtype(np.uint32)
@@ -244,11 +245,12 @@ def find_record(op: Op, token: int) -> Any | None:
     if (record := RECORDS.get(token)) is not None:
         return record
     if op.stateful:
-        raise RuntimeError(
-            f"{op.title}: the record of this step's forward pass is gone, or another process had it, which keeps none, "
-            "and a stateful op cannot be run again; increase jaxpyop.config.max_record_bytes (see "
+        text = (
+            f"{op.title}: the record of this step's forward pass is gone, or another process had it, which keeps "
+            "none, and a stateful op cannot be run again; increase jaxpyop.config.max_record_bytes (see "
             "python -m jaxpyop doctor), use threads, or pass stateful=False"
         )
+        raise refusal(RuntimeError(text))
     metrics.note(op.name, recomputed=1)
     if RECORDS.was_issued(token):
         text = (

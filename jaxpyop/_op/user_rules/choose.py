@@ -36,6 +36,7 @@ from jaxpyop._op.user_rules.linear import LinearCotangents, LinearTangents
 from jaxpyop._op.user_rules.numerical import NumericalBody
 from jaxpyop._op.user_rules.residuals import BwdRule, Residuals, run_fwd
 from jaxpyop._op.user_rules.vjp_and_jvp import JvpRule, MissingTangents, VjpRule, method_of_rules
+from jaxpyop._refusal import refusal
 from jaxpyop._values import Struct, protected, size_of
 
 
@@ -70,11 +71,12 @@ def _cotangents(call: Call, nonzero: tuple[bool, ...], perturbed: tuple[bool, ..
     """Return the body of reverse mode, or raise an error if there is no rule for it."""
     rules = call.op.rules
     if rules.vjp is None:
-        raise ValueError(
+        text = (
             f"{call.title}: a backward pass needs the gradient of a NumPy function, or of one that has jvp= alone; "
-            "give one as vjp=f with f(inputs, outputs, cotangents), vjp=(fwd, bwd) or vjp=jaxpyop.numerical(), or stop "
-            "the pass with jax.lax.stop_gradient on its inputs"
+            "give one as vjp=f with f(inputs, outputs, cotangents), vjp=(fwd, bwd) or vjp=jaxpyop.numerical(), or "
+            "stop the pass with jax.lax.stop_gradient on its inputs"
         )
+        raise refusal(ValueError(text))
     if isinstance(rules.vjp, numerical):
         return NumericalBody(call.body, perturbed, nonzero, _function_of(call))
     return (VjpRule if rules.fwd is None else BwdRule)(call.body, perturbed, nonzero)
@@ -94,20 +96,22 @@ def _function_of(call: Call) -> Call:
 
 def _no_jvp_error(title: str) -> Exception:
     """The error of forward mode without `jvp=`."""
-    return NotImplementedError(
+    text = (
         f"{title}: forward-mode differentiation (jvp, jacfwd, linearize) needs the rule jvp=f with "
         "f(inputs, outputs, tangents), jvp=jaxpyop.numerical(), or a body of JAX operations: write it as a py_function "
         "without vjp=, which gives reverse mode (grad, vjp, jacrev) only"
     )
+    return refusal(NotImplementedError(text))
 
 
 def _no_second_derivative_error(title: str, rule: str) -> Exception:
     """The error of a derivative of a rule."""
-    return NotImplementedError(
+    text = (
         f"{title}: {rule} gives first derivatives. For second ones, make the rule an op with rules of its own: a "
         "py_function if it is made of JAX operations, or a numpy_function with vjp= and jvp= (docs: rules, second "
         "derivatives); or write func itself as a py_function of JAX operations"
     )
+    return refusal(NotImplementedError(text))
 
 
 # ---------------------------------------------------------------- fwd as a call
@@ -141,10 +145,11 @@ class FwdCall(RecordingCall):
         if self.fwd is not None:
             self.func = self.fwd
             if not runs_in_this_process(self.op):
-                raise ValueError(
+                text = (
                     f"{self.title}: fwd of vjp keeps its residuals in this process, and executor= runs func in others; "
                     "write vjp=f with f(inputs, outputs, cotangents), which needs no residuals, or use threads"
                 )
+                raise refusal(ValueError(text))
 
     def run_and_keep(self, arrays: Sequence[Any]) -> tuple[list[Any], Residuals | None]:
         if self.fwd is None:

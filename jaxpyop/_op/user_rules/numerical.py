@@ -21,9 +21,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpyop._dtypes import is_inexact
-from jaxpyop._host import refusal, run_each
+from jaxpyop._host import run_each
 from jaxpyop._op.body import DerivativeBody, UserBody
 from jaxpyop._op.primitive import Call
+from jaxpyop._refusal import refusal
 
 # For each input an array of how its elements move, or None if it stays as it is.
 _Direction = list[Any]
@@ -197,10 +198,11 @@ def _steps_of_inputs(body: UserBody, step: Any) -> list[Any]:
     if not isinstance(step, list):
         return [as_pair(step)] * count
     if len(step) != len(arguments.names):
-        raise ValueError(
+        text = (
             f"{body.title}: numerical(step=[...]) has {len(step)} entries, and func has the arguments "
             f"{' and '.join(arguments.names)}; give each one"
         )
+        raise refusal(ValueError(text))
     stands_for_all = lambda part: part is None or isinstance(part, numbers.Real)
     found = arguments.each(step, f"{body.title}: numerical(step=[...]) has", fills=stands_for_all)
     return [as_pair(found.get(k)) for k in range(count)]

@@ -16,11 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from jaxpyop._host import refusal
 from jaxpyop._op.body import DerivativeBody, UserBody, call_with_advice, element_structs
 from jaxpyop._op.primitive import FINGERPRINT_WORD
 from jaxpyop._op.user_rules.vjp_and_jvp import cotangents_of_inputs, cotangents_of_results, in_structure
-from jaxpyop._values import as_jax, check_fingerprints, decode, fingerprint
+from jaxpyop._refusal import refusal
+from jaxpyop._values import as_jax, check_fingerprints, decode, fingerprint, with_own_containers
 
 # ------------------------------------------------------------------- residuals
 
@@ -81,7 +81,8 @@ class BwdRule(DerivativeBody):
             outs, residuals = run_fwd(self.base, copies)
             check_fingerprints(fingerprint(outs), int(receipt[FINGERPRINT_WORD]), self.title, "fwd of vjp")
         else:
-            residuals = kept.value
+            # `bwd` may run again, as in `jax.jacrev`.
+            residuals = with_own_containers(kept.value)
         structs = self.base.shapes(element_structs(inputs))
         given: Any = cotangents_of_results(self, cotangents, structs, ())
         if self.op.spec.returned_spec is not None:

@@ -17,10 +17,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpyop._dtypes import is_inexact
-from jaxpyop._host import SEQUENTIAL, Method, refusal
+from jaxpyop._host import SEQUENTIAL, Method
 from jaxpyop._native import is_native
 from jaxpyop._op.body import Body, DerivativeBody, UserBody, call_with_advice
 from jaxpyop._op.request import Op, is_differentiable, numerical
+from jaxpyop._refusal import refusal
 from jaxpyop._values import Leaf, Struct, cast_to_numpy, check_traced, decode, show_shape, spread
 
 

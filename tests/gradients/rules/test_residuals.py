@@ -4,6 +4,7 @@ import collections
 import concurrent.futures
 import dataclasses
 import itertools
+import math
 import multiprocessing
 import operator
 import threading
@@ -127,6 +128,40 @@ def test_bwd_may_not_write_into_residuals(hold, take):
 
     op = lambda x: numpy_function(square, [x], F, vjp=(lambda x: (x * x, hold(2 * x)), bwd))
     with pytest.raises(ValueError, match="read-only"), jaxpyop.reraise():
+        jax.grad(lambda x: op(x).sum())(X)
+
+
+def popped(held):
+    return math.prod(held.pop() for _ in range(len(held)))
+
+
+USED_UP = {
+    "list": (list, popped),
+    "deque": (collections.deque, popped),
+    "set": (set, popped),
+    "list in a tuple": (lambda values: (list(values),), lambda held: popped(held[0])),
+    "list in a dict": (lambda values: {"a": list(values)}, lambda held: popped(held.pop("a"))),
+    "list in a dataclass": (
+        lambda values: dataclasses.make_dataclass("Held", ["x"])(list(values)),
+        lambda held: popped(held.x),
+    ),
+}
+
+
+@pytest.mark.parametrize(("hold", "take"), USED_UP.values(), ids=USED_UP)
+def test_bwd_may_use_up_the_containers_of_its_residuals(hold, take):
+    """Its next run has them as `fwd` returned them."""
+    op = lambda x: numpy_function(
+        lambda x: 6 * x, [x], F, vjp=(lambda x: (6 * x, hold([2.0, 3.0])), lambda held, ct: ct * np.float32(take(held)))
+    )
+    for route in (lambda f: f, jax.jit):
+        np.testing.assert_array_equal(route(jax.jacrev(op))(X), 6 * np.eye(3, dtype=np.float32))
+
+
+@pytest.mark.parametrize("iterator", [reversed, enumerate, itertools.cycle])
+def test_an_iterator_is_refused(iterator):
+    op = lambda x: numpy_function(square, [x], F, vjp=(lambda x: (x * x, iterator([1, 2])), lambda r, ct: ct))
+    with pytest.raises(TypeError, match="which the first run of bwd uses up; give a list"), jaxpyop.reraise():
         jax.grad(lambda x: op(x).sum())(X)
 
 
