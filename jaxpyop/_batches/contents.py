@@ -91,7 +91,7 @@ def _parts_of(value: Any, part: Callable[[Any], Any]) -> Iterable[Any]:
     if isinstance(value, types.FunctionType):
         held = closure_of(value), defaults_of(value), vars(value)
         return [repr(contents_of_code(value.__code__)), *map(part, held)]
-    if isinstance(value, _WRAPPERS):
+    if type(value) in _WRAPPERS:
         return [part(value.__wrapped__)]
     if isinstance(value, _kind_of_key_dtypes()):
         return [str(value)]

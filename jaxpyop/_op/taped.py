@@ -59,6 +59,7 @@ class TapeRecording(RecordingCall):
     def __init__(self, body: Body, environment: Environment, recorded: tuple[bool, ...], has_flag: bool) -> None:
         operands = Operands(has_flag=has_flag, extra_results=(RECEIPT,))
         super().__init__(body, environment, label="jvp({})", has_effects=True, operands=operands)
+        self.in_worker = _RecordingInWorker(body, recorded)
         self.recorded = recorded
         self.body_hash = hash((body.identity, recorded))
 
@@ -70,6 +71,24 @@ class TapeRecording(RecordingCall):
         perturbed = perturbed[self.operands.leading :]
         recorded = tuple(a or b for a, b in zip(self.recorded, perturbed))
         return linearize_on_tape(self, self.body, perturbed, recorded, has_flag=self.operands.has_flag)
+
+
+class _RecordingInWorker(Body):
+    """Runs a body in a worker, on the tape, as its run for a derivative there does, which has to give the same bits."""
+
+    def __init__(self, body: Body, recorded: tuple[bool, ...]) -> None:
+        super().__init__(body.op)
+        self.body = body
+        self.recorded = recorded
+
+    def shapes(self, structs: Sequence[Struct]) -> list[Struct]:
+        return self.body.shapes(structs)
+
+    def run(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
+        return _recorded(self.body, arrays, self.recorded)[0]
+
+    def fills(self, arrays: Sequence[Any]) -> list[Any]:
+        return self.body.fills(arrays)
 
 
 class TapeReplay(ReplayCall):

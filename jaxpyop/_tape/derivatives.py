@@ -72,9 +72,12 @@ class Traced:
         return jax.tree.unflatten(self._tree, self._compiled(self._operands(lists)))
 
     def __call__(self, *lists: Sequence[Any]) -> Any:
-        """Evaluates the function, as one program if this is called often."""
+        """Evaluates the function, as one program if this is called often, or is recorded itself.
+
+        A second derivative may have to record it again, and then it has to give the same bits.
+        """
         self._calls += 1
-        return self.compiled(*lists) if self._calls > OFTEN else self.inlined(*lists)
+        return self.compiled(*lists) if self._calls > OFTEN or not _jaxcore.is_eager() else self.inlined(*lists)
 
 
 class Linear:

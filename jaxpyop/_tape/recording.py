@@ -286,7 +286,7 @@ class Program:
         # A pullback may run outside of the `jax.set_mesh` in which its program was recorded.
         key = nonzero, _jaxcore.settings_of_traces()
         found = self._pullbacks.get(key, 0)
-        if isinstance(found, int) and found < OFTEN:
+        if isinstance(found, int) and found < OFTEN and _jaxcore.is_eager():
             if len(self._pullbacks) >= _MAX_PULLBACKS:
                 self._pullbacks.clear()
             self._pullbacks[key] = found + 1

@@ -237,3 +237,12 @@ def locked():
 @jaxpyop.numpy_function(Tout=jnp.float32)
 def decorated(x):
     return x * 2
+
+
+def bell(x):
+    return jnp.sin(x) * x**3 / (1 + jnp.exp(-x))
+
+
+def bell_in_a_checkpoint(x):
+    """JAX compiles it as one function where it is not recorded."""
+    return jax.checkpoint(bell)(x)

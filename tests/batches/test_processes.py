@@ -160,6 +160,16 @@ def test_gradients_run_the_function_again(program, expected, elsewhere):
     np.testing.assert_allclose(f(x), expected(np.asarray(x)), rtol=1e-5)
 
 
+@pytest.mark.parametrize("derivative", [jax.grad, jax.hessian], ids=["first", "second"])
+@pytest.mark.parametrize("body", [bodies.bell, bodies.bell_in_a_checkpoint])
+def test_a_derivative_runs_the_function_again_to_the_same_bits(body, derivative, elsewhere):
+    op = lambda x: py_function(body, [x], jax.ShapeDtypeStruct((), F), executor=elsewhere)
+    xs = grid(12) / 6
+    np.testing.assert_allclose(
+        jax.jit(jax.vmap(derivative(op)))(xs), jax.vmap(derivative(bodies.bell))(xs), rtol=1e-4, atol=1e-5
+    )
+
+
 def test_a_gradient_of_a_stateful_op_says_why_not(elsewhere):
     """A worker keeps no records, and a stateful op cannot run again."""
     f = parallel(py_function, bodies.cube, elsewhere, output_shapes=(), stateful=True)
@@ -184,7 +194,7 @@ def test_an_error_cancels_the_rest(elsewhere, tmp_path):
     ran = path.read_text().splitlines()
     time.sleep(0.5)
     assert path.read_text().splitlines() == ran
-    assert len(ran) < 15
+    assert len(ran) < 30
 
 
 def test_an_exception_that_cannot_be_pickled_leaves_the_pool_alive(elsewhere):

@@ -89,6 +89,18 @@ def test_a_function_runs_again_with_one_warning(program, op):
     assert f"{row['pushed_out']} records were pushed out: increase max_record_bytes" in str(report)
 
 
+def bell(x):
+    return jnp.sin(x) * x**3 / (1 + jnp.exp(-x))
+
+
+@pytest.mark.filterwarnings("ignore:.*pushed out:RuntimeWarning")
+@pytest.mark.parametrize("second", [jax.hessian, lambda f: jax.grad(jax.grad(f))], ids=["hessian", "twice"])
+def test_a_second_derivative_that_runs_again_gives_the_same_bits(second):
+    """However often it ran before: after some runs its operations are compiled together."""
+    xs = jnp.linspace(0.3, 2.0, 12)
+    close(jax.jit(jax.vmap(second(automatic(bell))))(xs), jax.vmap(second(bell))(xs))
+
+
 @each_program
 def test_a_function_that_gives_something_else_is_refused(program, op):
     step = jax.jit(jax.grad(PROGRAMS[program](OPS[op](draws()))))
