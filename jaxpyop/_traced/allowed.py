@@ -241,8 +241,10 @@ def _round(m: Any, v: Any, digits: Any = None) -> Any:
 
 def _abs(m: Any, v: Any) -> Any:
     if isinstance(v, Num):
-        kind, (lo, hi) = "i" if v.kind == "b" else v.kind, bounds(v)
-        return Num(kind, wide(lax.abs, raw(v, kind)), max(0, lo, -hi), max(abs(lo), abs(hi)))
+        if v.kind == "f":
+            return Num("f", wide(lax.abs, raw(v)))
+        lo, hi = bounds(v)
+        return integer(wide(lax.abs, raw(v, "i")), max(0, lo, -hi), max(abs(lo), abs(hi)))
     return m.python(abs, v) if is_array(v) else m.of_constants(abs, [v], {})
 
 

@@ -7,6 +7,7 @@ import inspect
 import math
 import operator
 import re
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -202,6 +203,35 @@ AROUND = {
 def test_it_raises_under_transformations(around):
     error = raised_by(jax.jit(lambda: around(lambda x: op(raises, "traced")(x) + x)))
     assert type(error) is (ZeroDivisionError if around is AROUND["grad of a constant"] else ValueError)
+
+
+def set_in_a_loop(x):
+    k = 0
+    while x > 1:
+        x, k = x / 2, sys.maxsize
+    return k == sys.maxsize
+
+
+# Integers of 2**62 to 2**63, with which the program gives what Python gives, or raises.
+GREATEST = {
+    "int": (lambda x: int(sys.maxsize if x > 0 else 0) == sys.maxsize, True),
+    "round": (lambda x: round(sys.maxsize if x > 0 else 0) > 2**62, True),
+    "floor": (lambda x: math.floor(sys.maxsize if x > 0 else 0) > 2**62, True),
+    "a loop": (set_in_a_loop, True),
+    "a quotient": (lambda x: (sys.maxsize if x > 0 else 0) // 1 > 2**62, OverflowError),
+    "a remainder": (lambda x: (-2 if x > 0 else 0) % sys.maxsize > 2**62, OverflowError),
+    "inverted": (lambda x: ~(sys.maxsize if x > 0 else 0) < -(2**62), OverflowError),
+    "the negative of the least": (lambda x: -(-(2**63) if x > 0 else 0) > 0, OverflowError),
+    "the size of the least": (lambda x: abs(-(2**63) if x > 0 else 0) > 0, OverflowError),
+    "the least divided": (lambda x: (-(2**63) if x > 0 else 0) // -1 > 0, OverflowError),
+}
+
+
+@pytest.mark.parametrize(("body", "wanted"), GREATEST.values(), ids=GREATEST)
+def test_the_greatest_integers_are_those_of_python_or_raise(body, wanted):
+    program = jax.jit(op(lambda x: 1.0 if body(x) else 0.0, "traced"))
+    assert body(F(4)) is True
+    assert program(F(4)) == 1 if wanted is True else type(raised_by(program, F(4))) is wanted
 
 
 # --------------------------------------------------------------------------- what has no check

@@ -201,7 +201,7 @@ class Joining:
         # What begins or has grown beyond a counter is no counter.
         far = max(-l1, h1, -l2, h2)
         is_counter = far <= MOST_START or FAR <= far <= FAR + MOST_STEP
-        most = math.inf if kind == "f" else FAR if is_counter else MOST
+        most = math.inf if kind == "f" else FAR if is_counter else max(far, MOST)
         return num(kind, l1 if l1 <= l2 else -most, h1 if h2 <= h1 else most)
 
     def _objects(self, a: Form, b: Form) -> Form:

@@ -50,11 +50,13 @@ def integer(val: Any, lo: Any, hi: Any, size: Callable[[], Any] | None = None) -
         val: its 64 bits.
         lo: its lower bound.
         hi: its upper bound.
-        size: gives it as a float, which is near enough, if it may be beyond MOST. Python's has no limit, so the program
-            raises an error of its own.
+        size: gives it as a float, which is near enough, if `val` may have wrapped to another number within 2**62.
+
+    Python's has no limit, so the program raises an error of its own where it is beyond MOST.
     """
-    if size and (lo < -MOST or hi > MOST):
+    if lo < -MOST or hi > MOST:
         text = "an integer of Python is beyond 2**62, which a traced program cannot hold"
+        size = size or (lambda: lax.convert_element_type(val, np.float64))
         beyond_if(wide(lambda: abs(size()) >= 2.0**62), text)
     return Num("i", val, max(lo, -MOST), min(hi, MOST))
 
@@ -249,8 +251,10 @@ _RULES: dict[type, Callable[..., Num]] = {
 def num_unary(op: type, v: Num) -> Num:
     kind = "i" if v.kind == "b" else v.kind
     lo, hi = bounds(v)
+    if op is ast.USub and kind == "i":
+        return integer(wide(lax.neg, raw(v, "i")), -hi, -lo)
     if op is ast.USub:
-        return Num(kind, wide(lax.neg, raw(v, kind)), -hi, -lo)
+        return Num("f", wide(lax.neg, raw(v)))
     if op is ast.Invert and kind == "i":
         return integer(wide(lax.bitwise_not, raw(v, "i")), -hi - 1, -lo - 1)
     raise Refused(f"{op.__name__} of a number of Python")
@@ -299,7 +303,7 @@ def math_function(name: str, v: Any, *rest: Any) -> Any:
 def to_int(f: Callable[..., Any], v: Any) -> Any:
     """`math.floor`, `int()` or `round()` of a number: `f` of it, as an integer."""
     if kind_of(v) in "bi":
-        return integer(raw(v, "i"), *bounds(v))
+        return Num("i", raw(v, "i"), *bounds(v))
     raise_if(wide(lambda: jnp.isnan(raw(v))), ValueError, "cannot convert float NaN to integer")
     raise_if(wide(lambda: jnp.isinf(raw(v))), OverflowError, "cannot convert float infinity to integer")
     val = wide(lambda: lax.convert_element_type(f(raw(v)), np.int64))
