@@ -152,6 +152,25 @@ def some_number(x: Any) -> Any:
     return jnp.sum(x) if _sharding.is_explicit(jax.typeof(x)) else x.reshape(-1)[0]
 
 
+# XLA also thinks that x + 0.0 is x, which it is not for -0.0. A barrier around the zero does not always stop it.
+
+
+def gives_no_negative_zero(op: type, a: Any, b: Any) -> bool:
+    """Whether a zero that `op` gives is 0.0 and not -0.0, as for x + 0.0, x - (-0.0) and 0.0 - x."""
+    zeros = (isinstance(v, (int, float, np.floating, np.integer)) and v == 0 for v in (a, b))
+    x, y = (math.copysign(1, v) if is_zero else 0 for v, is_zero in zip((a, b), zeros))
+    return (op is ast.Add and 1 in (x, y)) or (op is ast.Sub and (x == 1 or y == -1))
+
+
+@jax.custom_jvp
+def without_negative_zeros(x: Any) -> Any:
+    """The same numbers, with 0.0 for -0.0. The derivative is 1, also at zero."""
+    return lax.select(x == 0, lax.abs(x), x)
+
+
+without_negative_zeros.defjvps(lambda tangent, out, x: tangent)
+
+
 # --------------------------------------------------------------------- operations
 
 
@@ -169,13 +188,13 @@ def _arithmetic(op: type, a: Any, b: Any, kind: str) -> Num:
     kind = "i" if kind == "b" else kind
     x, y = raw(a, kind), raw(b, kind)
     if kind == "f" and op is not ast.Mult:
-        # XLA thinks that x + 0.0 is x, which it is not for -0.0.
         x, y = (v if isinstance(o, Num) else lax.optimization_barrier(v) for v, o in ((x, a), (y, b)))
     f = PYTHON_OPS[op]
     if kind == "i":
         return integer(f(x, y), *_corners(f, a, b), lambda: f(raw(a, "f"), raw(b, "f")))
     if op is not ast.Mult:
-        return Num(kind, f(x, y))
+        out = f(x, y)
+        return Num(kind, without_negative_zeros(out) if gives_no_negative_zero(op, a, b) else out)
     out = Num(kind, _exact(f(x, y)))
     out.factors = x, y
     return out
@@ -285,7 +304,7 @@ def math_function(name: str, v: Any, *rest: Any) -> Any:
         _check_overflow(val, x, y, text="math range error")
         return Num("f", _exact(val))
     if name in _SCALED and not rest:
-        return num_binary(ast.Mult, num_binary(ast.Add, v, 0.0), _SCALED[name])
+        return num_binary(ast.Mult, Num("f", raw(v, "f")), _SCALED[name])
     if rest or name not in _MATH:
         where = "jnp" if hasattr(jnp, name) else "jax.scipy.special"
         raise Refused(f"math.{name} of a traced number is not in the language", f"use a function of {where}")
