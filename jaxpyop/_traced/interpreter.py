@@ -335,7 +335,10 @@ def _results(m: Interpreter, v: Any) -> Any:
     def result(x: Any) -> Any:
         if isinstance(x, Union):
             return Either(lambda f: m.lifted(lambda a: _of_path(m, f, a), x))
-        if not isinstance(x, (Num, Obj, Closure)) and any_part(lambda part: isinstance(part, Kind), x):
+        if isinstance(x, Obj):
+            what = f"an object of {x.cls.__name__} that is made here is returned"
+            raise Refused(what, "return a tuple or a dict of its attributes")
+        if not isinstance(x, (Num, Closure)) and any_part(lambda part: isinstance(part, Kind), x):
             raise Refused(f"a {name_of_type(x)} is returned")
         return x
 
