@@ -294,12 +294,13 @@ def interpret(
     """
     machine = machine or Interpreter(max_steps, title)
     machine.auto = auto
-    machine.line = machine.returned = line_of(function)
+    machine.line = line_of(function)
+    machine.returned = machine.line, machine.node
     noted = noting.set(machine.check)
     try:
         given = [list(map(machine.given, args)), {k: machine.given(v) for k, v in kwargs.items()}]
         result = machine.call(function, *given)
-        machine.line = machine.returned
+        machine.line, machine.node = machine.returned
         outs = finish(_results(machine, result))
         number = machine.raised.slots["number"]
         if machine.errors:
