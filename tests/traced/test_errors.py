@@ -221,6 +221,7 @@ NEVER = {
     "a counter": counted,
     "a constant divisor": lambda x: float(x) / 3 + int(x.astype(int)) % 7,
     "an index of a range": lambda x: sum([1.0, x, 3.0][k] for k in range(3)),
+    "a sum that is no zero": lambda x: x if float(x) * 2 - 1 > 0 else -x,
     "a test": lambda x: x * 2 if x > 0 else -x,
 }
 

@@ -103,19 +103,27 @@ def num_compare(f: Callable[..., Any], a: Any, b: Any) -> Any:
     _check_exact(kind, a, b)
     if kind == "i" and (known := decided(f, a, b)) is not None:
         return known
-    _check_underflow(a, b)
-    _check_underflow(b, a)
+    if (flushed := flushed_of(a, b)) is not None and not (nonzero(a) or nonzero(b)):
+        text = "a float of Python is too small for a traced program, which takes it for zero"
+        beyond_if(wide(lambda: flushed & (raw(a, kind) == 0) & (raw(b, kind) == 0)), text)
     # A constant is hidden, because XLA thinks that abs(x) >= 0.0 holds for NaN.
     x, y = (raw(v, kind) if isinstance(v, Num) else lax.optimization_barrier(raw(v, kind)) for v in (a, b))
     return Num("b", wide(f, x, y))
 
 
-def _check_underflow(v: Any, zero: Any) -> None:
-    """XLA takes a number below 2.2e-308 for zero, and Python does not: it matters where zero decides."""
-    if isinstance(v, Num) and v.factors and not isinstance(zero, Num) and zero == 0:
-        x, y = v.factors
-        text = "a float of Python is too small for a traced program, which takes it for zero"
-        beyond_if(wide(lambda: (v.val == 0) & (x != 0) & (y != 0)), text)
+def flushed_of(*vs: Any) -> Any:
+    """Whether XLA takes one of some numbers for zero, and Python does not: a traced bool, or None if it never does."""
+    flags = [v.flushed for v in vs if isinstance(v, Num) and v.flushed is not None]
+    return wide(functools.reduce, operator.or_, flags) if flags else None
+
+
+def _underflow(val: Any, *vs: Any) -> Any:
+    """Whether XLA took a product, quotient or power of `vs` for zero: it is none if they are finite and no zeros."""
+    out = val == 0
+    for v in vs:
+        flushed, x = flushed_of(v), raw(v, "f")
+        out &= jnp.isfinite(x) & ((x != 0) if flushed is None else (x != 0) | flushed)
+    return out
 
 
 def common_kind(a: Any, b: Any) -> str:
@@ -194,10 +202,10 @@ def _arithmetic(op: type, a: Any, b: Any, kind: str) -> Num:
         return integer(f(x, y), *_corners(f, a, b), lambda: f(raw(a, "f"), raw(b, "f")))
     if op is not ast.Mult:
         out = f(x, y)
-        return Num(kind, without_negative_zeros(out) if gives_no_negative_zero(op, a, b) else out)
-    out = Num(kind, _exact(f(x, y)))
-    out.factors = x, y
-    return out
+        out = without_negative_zeros(out) if gives_no_negative_zero(op, a, b) else out
+        return Num("f", out, flushed=None if nonzero(a) or nonzero(b) else flushed_of(a, b))
+    out = _exact(f(x, y))
+    return Num("f", out, flushed=_underflow(out, a, b))
 
 
 def _divide(op: type, a: Any, b: Any, kind: str) -> Num:
@@ -205,9 +213,8 @@ def _divide(op: type, a: Any, b: Any, kind: str) -> Num:
     _check_divisor(b)
     x, y = raw(a, "f"), raw(b, "f")
     # Otherwise XLA would multiply by the reciprocal of y, and make one division of two.
-    out = Num("f", _exact(x / jnp.where(x == x, y, jnp.nan)))
-    out.factors = x, 1 / y
-    return out
+    out = _exact(x / jnp.where(x == x, y, jnp.nan))
+    return Num("f", out, flushed=_underflow(out, a, b))
 
 
 def _check_divisor(b: Any) -> None:
@@ -250,7 +257,7 @@ def _power(op: type, a: Any, b: Any, kind: str) -> Num:
         is_complex = (x < 0) & jnp.isfinite(x) & jnp.isfinite(y) & (y != jnp.floor(y))
         beyond_if(is_complex, "a power is complex, which a traced program cannot hold")
     _check_overflow(val, x, y)
-    return Num(kind, val)
+    return Num("f", val, flushed=_underflow(val, a, b))
 
 
 def _check_overflow(val: Any, *given: Any, text: str = "Numerical result out of range") -> None:
@@ -273,7 +280,7 @@ def num_unary(op: type, v: Num) -> Num:
     if op is ast.USub and kind == "i":
         return integer(wide(lax.neg, raw(v, "i")), -hi, -lo)
     if op is ast.USub:
-        return Num("f", wide(lax.neg, raw(v)))
+        return Num("f", wide(lax.neg, raw(v)), flushed=v.flushed)
     if op is ast.Invert and kind == "i":
         return integer(wide(lax.bitwise_not, raw(v, "i")), -hi - 1, -lo - 1)
     raise Refused(f"{op.__name__} of a number of Python")
@@ -302,9 +309,9 @@ def math_function(name: str, v: Any, *rest: Any) -> Any:
         x, y = raw(v, "f"), raw(rest[0], "f")
         val = wide(_OF_TWO[name], x, y)
         _check_overflow(val, x, y, text="math range error")
-        return Num("f", _exact(val))
+        return Num("f", _exact(val), flushed=flushed_of(v, *rest))
     if name in _SCALED and not rest:
-        return num_binary(ast.Mult, Num("f", raw(v, "f")), _SCALED[name])
+        return num_binary(ast.Mult, Num("f", raw(v, "f"), flushed=v.flushed), _SCALED[name])
     if rest or name not in _MATH:
         where = "jnp" if hasattr(jnp, name) else "jax.scipy.special"
         raise Refused(f"math.{name} of a traced number is not in the language", f"use a function of {where}")
@@ -316,7 +323,8 @@ def math_function(name: str, v: Any, *rest: Any) -> Any:
         # As in CPython's math_1.
         wrong = lambda: (jnp.isnan(val) & ~jnp.isnan(x)) | (jnp.isinf(val) & jnp.isfinite(x))
         raise_if(wide(wrong), ValueError, "math domain error")
-    return Num("f", _exact(val))
+    flushed = wide(_underflow, val, v) if name in ("exp", "erfc") else flushed_of(v)
+    return Num("f", _exact(val), flushed=flushed)
 
 
 def to_int(f: Callable[..., Any], v: Any) -> Any:
