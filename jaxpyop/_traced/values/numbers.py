@@ -50,9 +50,9 @@ def integer(val: Any, lo: Any, hi: Any, size: Callable[[], Any] | None = None) -
         val: its 64 bits.
         lo: its lower bound.
         hi: its upper bound.
-        size: gives it as a float, which is near enough, if `val` may have wrapped to another number within 2**62.
+        size: gives it as a float, which is near enough, if its 64 bits may have wrapped to a number within 2**62.
 
-    Python's has no limit, so the program raises an error of its own where it is beyond MOST.
+    An integer of Python has no limit, so the program raises an error of its own where one is beyond MOST.
     """
     if lo < -MOST or hi > MOST:
         text = "an integer of Python is beyond 2**62, which a traced program cannot hold"
