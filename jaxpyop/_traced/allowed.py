@@ -188,7 +188,8 @@ def _one_of_two(m: Any, op: type, old: Any, new: Any) -> Any:
     better = m.compare(op, new, old)
     if isinstance(better, Num) and is_scalar(old) and is_scalar(new) and kind_of(old) == kind_of(new):
         ends = map(min if op is ast.Lt else max, bounds(new), bounds(old))
-        return Num(kind_of(new), wide(lambda: jnp.where(better.val, raw(new), raw(old))), *ends)
+        val = wide(lambda: jnp.where(better.val, raw(new), raw(old)))
+        return Num(kind_of(new), val, *ends, flushed=flushed_of(new, old))
     return m.branch(m.truth(better), lambda: new, lambda: old)
 
 
@@ -220,7 +221,7 @@ def _float(m: Any, v: Any) -> Any:
     if is_array(v):
         return m.number_of(v, "f")
     if isinstance(v, Num):
-        return Num("f", raw(v, "f"))
+        return Num("f", raw(v, "f"), flushed=v.flushed)
     return m.of_constants(float, [v], {})
 
 
@@ -241,8 +242,10 @@ def _round(m: Any, v: Any, digits: Any = None) -> Any:
 
 def _abs(m: Any, v: Any) -> Any:
     if isinstance(v, Num):
-        kind, (lo, hi) = "i" if v.kind == "b" else v.kind, bounds(v)
-        return Num(kind, wide(lax.abs, raw(v, kind)), max(0, lo, -hi), max(abs(lo), abs(hi)))
+        if v.kind == "f":
+            return Num("f", wide(lax.abs, raw(v)), flushed=v.flushed)
+        lo, hi = bounds(v)
+        return integer(wide(lax.abs, raw(v, "i")), max(0, lo, -hi), max(abs(lo), abs(hi)))
     return m.python(abs, v) if is_array(v) else m.of_constants(abs, [v], {})
 
 

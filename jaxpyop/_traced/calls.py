@@ -19,6 +19,7 @@ import numpy as np
 from jaxpyop import _dtypes
 from jaxpyop import _jaxcore as core
 from jaxpyop._config import config
+from jaxpyop._functions import without_partials
 from jaxpyop._traced import allowed
 from jaxpyop._traced.allowed import BUILTINS, KNOWN, OF_JAX, OF_MATH, OF_NUMPY
 from jaxpyop._traced.containers import Containers
@@ -139,7 +140,7 @@ class Calls(Containers):
 
     def from_jax(self, v: Any, of_function: Callable[[Any], Any] = Foreign) -> Any:
         if is_of_jax(v):
-            return v
+            return Foreign(v) if _is_function_of_jax(v) else v
         inner = functools.partial(self.from_jax, of_function=of_function)
         if type(v) is list:
             return self.new_list(map(inner, v))
@@ -369,6 +370,14 @@ def is_of_jax(v: Any) -> bool:
         return True
     is_tree = not isinstance(v, (tuple, Kind)) and type(v) not in (list, dict) and not jax.tree_util.all_leaves([v])
     return is_tree and not why_not(v)
+
+
+def _is_function_of_jax(v: Any) -> bool:
+    """Whether a pytree is a function that `jax.vjp` or `jax.linearize` returned, and not one of the user."""
+    if module_of(type(v)) != "jax" or isinstance(v, type) or not callable(v):
+        return False
+    f = getattr(v.func, "fun", v.func) if isinstance(v, jax.tree_util.Partial) else v
+    return without_partials(f).__module__.startswith("jax.")
 
 
 def name_of_function(f: Any) -> str:

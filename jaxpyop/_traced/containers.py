@@ -104,14 +104,11 @@ class Containers(Operators):
         if isinstance(box, At):
             return At(box.array, key)
         if isinstance(box, Obj) and box.cls in (list, dict):
-            find = self._of_tuple if box.cls is list else self._value_of_key
-            out = self.lifted(lambda items: find(items, key), box.slots["items"])
-            return self.new_list(out) if box.cls is list and isinstance(key, slice) else out
+            return self.lifted(lambda items: self._of_items(box.cls, items, key), box.slots["items"])
         if isinstance(box, Obj):
             raise Refused(f"an item of a {name_of_type(box)}")
         if type(box) in (list, range) or isinstance(box, tuple):
-            out = self._of_tuple(tuple(map(self.outside, box)), key)
-            return self.new_list(out) if type(box) is list and isinstance(key, slice) else out
+            return self._of_items(type(box), tuple(map(self.outside, box)), key)
         if type(box) is dict:
             self.need_constant(*box)
             return self.outside(self._value_of_key(tuple(box.items()), key))
@@ -119,6 +116,12 @@ class Containers(Operators):
             self.need_constant(None if isinstance(key, slice) else key)
             return self.python(operator.getitem, box, key)
         raise Refused(f"an item of a {name_of_type(box)}")
+
+    def _of_items(self, cls: type, items: Items, key: Any) -> Any:
+        if cls is dict:
+            return self._value_of_key(items, key)
+        out = self._of_tuple(items, key)
+        return self.new_list(out) if cls is list and isinstance(key, slice) else out
 
     def array_index(self, key: Any) -> Any:
         if isinstance(key, tuple):

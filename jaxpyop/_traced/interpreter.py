@@ -294,12 +294,13 @@ def interpret(
     """
     machine = machine or Interpreter(max_steps, title)
     machine.auto = auto
-    machine.line = machine.returned = line_of(function)
+    machine.line = line_of(function)
+    machine.returned = machine.line, machine.node
     noted = noting.set(machine.check)
     try:
         given = [list(map(machine.given, args)), {k: machine.given(v) for k, v in kwargs.items()}]
         result = machine.call(function, *given)
-        machine.line = machine.returned
+        machine.line, machine.node = machine.returned
         outs = finish(_results(machine, result))
         number = machine.raised.slots["number"]
         if machine.errors:
@@ -335,7 +336,10 @@ def _results(m: Interpreter, v: Any) -> Any:
     def result(x: Any) -> Any:
         if isinstance(x, Union):
             return Either(lambda f: m.lifted(lambda a: _of_path(m, f, a), x))
-        if not isinstance(x, (Num, Obj, Closure)) and any_part(lambda part: isinstance(part, Kind), x):
+        if isinstance(x, Obj):
+            what = f"an object of {x.cls.__name__} that is made here is returned"
+            raise Refused(what, "return a tuple or a dict of its attributes")
+        if not isinstance(x, (Num, Closure)) and any_part(lambda part: isinstance(part, Kind), x):
             raise Refused(f"a {name_of_type(x)} is returned")
         return x
 

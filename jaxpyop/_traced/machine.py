@@ -45,7 +45,7 @@ class Machine:
             end. So it does not begin.
         line: the user's file, and the line that is being interpreted.
         node: the expression that is being evaluated, or the statement that may raise.
-        returned: where the function last returned.
+        returned: the line and the expression or statement with which a function last returned.
         raised: has one slot, the number of the error that Python would have raised first. 0 stands for none.
         errors: the errors that the program may raise, with their numbers.
         auto: whether the function is called instead if the program might fail where Python does not.
@@ -63,10 +63,11 @@ class Machine:
     def __init__(self, max_steps: int | None, label: str) -> None:
         self.max_steps, self.label = max_steps, label
         self.journal: list[dict[Place, Any]] = [{}]
-        self.floor, self.frames, self.returned = (0, ""), list[Obj](), core.NOWHERE
+        self.floor, self.frames = (0, ""), list[Obj]()
         self.taken: tuple[tuple[Any, bool], ...] = ()
         self.line: tuple[str, int] = core.NOWHERE
         self.node: ast.AST = ast.Name("")
+        self.returned = self.line, self.node
         self.raised = Obj("raised", {"number": 0})
         self.errors: dict[Any, tuple[int, Exception]] = {}
         self.tells_names = self.auto = False

@@ -85,7 +85,9 @@ class Operators(Machine):
             raise Refused("integers to a power that may be negative, where Python would raise", "make it an array")
         if op in (ast.Add, ast.Sub):
             x, y = _kept_zero(x, y), _kept_zero(y, x)
-        return self.python(PYTHON_OPS[op], x, y)
+        out = self.python(PYTHON_OPS[op], x, y)
+        is_real = isinstance(out, core.Tracer) and jnp.issubdtype(out.dtype, jnp.floating)
+        return without_negative_zeros(out) if is_real and gives_no_negative_zero(op, a, b) else out
 
     def beside(self, *vs: Any) -> list[Any]:
         """Two values, of which one is an array, as JAX takes them beside each other."""

@@ -124,7 +124,7 @@ class Statements(Functions):
     def do_return(self, s: ast.Return, env: Obj) -> None:
         self.write(env, "$ret", None if s.value is None else self.eval(s.value, env))
         self.write(env, "$status", RETURN)
-        self.returned = self.line
+        self.returned = self.line, self.node
 
     def do_break(self, s: ast.Break, env: Obj) -> None:
         self.write(env, "$status", BREAK)

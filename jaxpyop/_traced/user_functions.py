@@ -51,7 +51,9 @@ class Functions(Calls):
         frame.slots.update(self._bound_arguments(f, args, kwargs))
         with self.having(frames=[*self.frames, frame], line=(f.outer.__code__.co_filename, node.lineno)):
             if isinstance(node, ast.Lambda):
-                return self.eval(node.body, frame)
+                value = self.eval(node.body, frame)
+                self.returned = self.line, node.body
+                return value
             self.block(node.body, frame)
         status, ret = frame.slots["$status"], frame.slots["$ret"]
         return self.branch(self.truth(self.compare(ast.Eq, status, RETURN)), lambda: ret, lambda: None)

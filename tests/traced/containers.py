@@ -73,6 +73,16 @@ def a_bound_method(x):
     return x * sum(xs)
 
 
+@TABLE.equal
+def slices_of_a_list_whose_length_depends_on_values(x):
+    xs = [x, x * 2]
+    if x > 1:
+        xs.append(x * 3)
+    tail, copy = xs[1:], xs[:]
+    copy.append(1.0)
+    return sum(tail) + len(copy)
+
+
 # ---------------------------------------------------------------- shared and the same
 
 

@@ -155,6 +155,18 @@ def a_number_that_becomes_small(x):
     return x * (1 / y)
 
 
+# The angle has the sign of the zero. XLA takes the sum of a zero for its other operand.
+TABLE.equal_all(
+    {
+        "a float and a zero": lambda x: math.atan2(float(x) + 0.0, -1.0),
+        "a zero and a float": lambda x: math.atan2(0 - float(x), -1.0) + math.atan2(float(x) - -0.0, -1.0),
+        "an array and a zero": lambda x: jnp.arctan2(x * 2.0 + 0.0, -1.0),
+        "a weak array and a zero": lambda x: jnp.arctan2(jnp.asarray(float(x)) * 2.0 + 0.0, -1.0),
+        "a zero in radians": lambda x: math.atan2(math.radians(x), -1.0),
+    },
+    points=[-0.0, 0.0, 2.0],
+)
+
 # --------------------------------------------------------------- types and texts that decide
 
 TABLE.either_all(

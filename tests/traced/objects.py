@@ -168,6 +168,8 @@ TABLE.equal_all(
         "a dataclass that has grown": lambda x: x * Grown(x).more[0],
         "a key on one path": lambda x: jax.random.normal(jax.random.split(jax.random.key(0))[0] if x > 1 else KEY) * x,
         "items that a mask sets": lambda x: ARRAY.at[ARRAY * x > 2].set(x).sum(),
+        "a pullback": lambda x: jax.vjp(lambda v: v**3 if v > 1 else v, x)[1](x)[0],
+        "a linearized function": lambda x: jax.linearize(jnp.sin, x)[1](x) if x > 1 else x,
         "an array of two kinds": lambda x: jnp.array([0.0, x if x > 1 else 0]).sum() * 2,
     }
 )

@@ -18,6 +18,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -105,3 +106,13 @@ def is_refusal(error: BaseException) -> bool:
     """Whether the op says that it cannot be traced, with the line."""
     kinds = (TypeError, NotImplementedError, ValueError)
     return isinstance(error, kinds) and re.match(r"(?s)py_function '.*:\d+: ", str(error)) is not None
+
+
+def raised_by(run: Function, *args: Any) -> Exception:
+    """The error that a program raises."""
+    try:
+        with jaxpyop.reraise():
+            jax.block_until_ready(run(*args))
+    except Exception as error:
+        return error
+    raise AssertionError("it raises nothing")

@@ -22,8 +22,8 @@ DIFFERENTIABLE = [
     for row in module.TABLE.rows
     if module is not subtleties and row.argnums and row.make()[1]() is None
 ]
-# Loops of different lengths, which run together in a batch.
-FAST_GRADIENTS = ("an attribute in a loop",)
+# Loops of different lengths, which run together in a batch, and a derivative at zero.
+FAST_GRADIENTS = ("an attribute in a loop", "an array and a zero")
 
 # Python 3.12 says that `~` of a bool will be an error one day.
 pytestmark = pytest.mark.filterwarnings("ignore:Bitwise inversion")

@@ -198,6 +198,10 @@ NOT_IN_THE_LANGUAGE = {
     "a with": (with_a_lock, "`with LOCK` is not in the language; leave it out"),
     "a try": (a_finally, "`try:` is not in the language; write an if"),
     "an annotation that calls": (an_annotation_that_calls, "an annotation that calls something; leave it out"),
+    "an object that is returned": (
+        lambda x: Plain(),
+        "an object of Plain that is made here is returned; return a tuple",
+    ),
     "objects that are compared": (lambda x: x * (Plain() == Plain()), "a comparison of objects; compare their"),
     "an interrupt": (raises_an_interrupt, "a raise of what is no Exception"),
 }

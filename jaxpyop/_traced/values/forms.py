@@ -82,8 +82,9 @@ def const(v: Any) -> Form:
     return Form("const", (type(v), repr(v) if same else id(v)), (), v)
 
 
-def num(kind: str, lo: Any, hi: Any) -> Form:
-    return Form("num", kind, (), (lo, hi))
+def num(kind: str, lo: Any, hi: Any, flushed: bool = False) -> Form:
+    """The form of a number. Its part is whether XLA took it for zero, if it may have done so."""
+    return Form("num", kind, (num("b", 0, 1),) if flushed else (), (lo, hi))
 
 
 def split(v: Any) -> tuple[Any, tuple[Any, ...], Callable[[list[Any]], Any]] | None:
@@ -122,7 +123,7 @@ def check_no_iterators(*values: Any) -> None:
 def form_of(v: Any, mark: int, memo: dict[Obj, Form]) -> Form:
     """The form of a value. Objects that were born before `mark` are referred to."""
     if isinstance(v, Num):
-        return num(v.kind, *bounds(v))
+        return num(v.kind, *bounds(v), v.flushed is not None)
     if is_array(v):
         return Form("arr", (v.shape, v.dtype, bool(getattr(v, "weak_type", False))))
     if isinstance(v, Union):
@@ -195,14 +196,14 @@ class Joining:
             return self._objects(a, b)
         if a.kind == b.kind and a.own == b.own and a.kind != "num":
             return Form(a.kind, a.own, tuple(map(self.join, a.parts, b.parts)), a.value)
-        (l1, h1), (l2, h2), kind = a.range(), b.range(), a.number_kind() or ""
+        (l1, h1), (l2, h2), kind, flushed = a.range(), b.range(), a.number_kind() or "", bool(a.parts or b.parts)
         if not self.widening:
-            return num(kind, min(l1, l2), max(h1, h2))
+            return num(kind, min(l1, l2), max(h1, h2), flushed)
         # What begins or has grown beyond a counter is no counter.
         far = max(-l1, h1, -l2, h2)
         is_counter = far <= MOST_START or FAR <= far <= FAR + MOST_STEP
-        most = math.inf if kind == "f" else FAR if is_counter else MOST
-        return num(kind, l1 if l1 <= l2 else -most, h1 if h2 <= h1 else most)
+        most = math.inf if kind == "f" else FAR if is_counter else max(far, MOST)
+        return num(kind, l1 if l1 <= l2 else -most, h1 if h2 <= h1 else most, flushed)
 
     def _objects(self, a: Form, b: Form) -> Form:
         if (a, b) not in self.pairs:
@@ -272,6 +273,9 @@ class Flattening:
             return self.zeros(form)
         if form.kind == "num":
             self.leaves.append(raw(v, form.own))
+            if form.parts:
+                flushed = v.flushed if isinstance(v, Num) else None
+                self.leaves.append(raw(False) if flushed is None else flushed)
         elif form.kind == "arr":
             self.leaves.append(lax.convert_element_type(v, form.own[1]) if form.own[2] else v)
         elif form.kind == "new":
@@ -319,7 +323,8 @@ class Filling:
                 obj.slots.update((k, v) for k, v in values.items() if v is not UNDEF)
             return self.memo[form]
         if form.kind == "num":
-            return Num(form.own, next(self.leaves), *form.value)
+            val, flushed = next(self.leaves), next(self.leaves) if form.parts else None
+            return Num(form.own, val, *form.value, flushed=flushed)
         if form.kind == "arr":
             x = next(self.leaves)
             x = x if is_array(x) else wide(jnp.asarray, x)  # JAX may have made a constant of it

@@ -109,14 +109,14 @@ class Num(Kind):
         val: a scalar of bool, int64 or float64.
         lo: an integer that it is not below, if it is an integer.
         hi: an integer that it is not above, if it is an integer.
-        factors: the two numbers of which it is the product, as far as that is known.
+        flushed: a traced bool: whether it is no zero in Python even if it is one in the program, because XLA takes what
+            is below 2.2e-308 for zero. None if that cannot be.
     """
 
-    __slots__ = ("factors", "hi", "kind", "lo", "val")
+    __slots__ = ("flushed", "hi", "kind", "lo", "val")
 
-    def __init__(self, kind: str, val: Any, lo: Any = None, hi: Any = None) -> None:
-        self.kind, self.val, self.lo, self.hi = kind, val, lo, hi
-        self.factors: tuple[Any, Any] | None = None
+    def __init__(self, kind: str, val: Any, lo: Any = None, hi: Any = None, flushed: Any = None) -> None:
+        self.kind, self.val, self.lo, self.hi, self.flushed = kind, val, lo, hi, flushed
 
 
 class Union(Kind):
@@ -216,7 +216,7 @@ class TracedRange(Kind):
 
 # An integer that begins within MOST_START, and that a loop changes by at most MOST_STEP in each turn, stays within FAR,
 # because no loop takes 2**47 turns. FAR is a number that no other bound is likely to be, so that a counter is told from
-# a number with a wide range. No integer is beyond MOST: the program raises where it would be.
+# a number with a wide range. No integer that is computed is beyond MOST: the program raises where it would be.
 FAR, MOST_START, MOST_STEP, MOST = 2**52 + 24_181, 2**51, 16, 2**62 - 1
 
 

@@ -50,11 +50,13 @@ def integer(val: Any, lo: Any, hi: Any, size: Callable[[], Any] | None = None) -
         val: its 64 bits.
         lo: its lower bound.
         hi: its upper bound.
-        size: gives it as a float, which is near enough, if it may be beyond MOST. Python's has no limit, so the program
-            raises an error of its own.
+        size: gives it as a float, which is near enough, if its 64 bits may have wrapped to a number within 2**62.
+
+    An integer of Python has no limit, so the program raises an error of its own where one is beyond MOST.
     """
-    if size and (lo < -MOST or hi > MOST):
+    if lo < -MOST or hi > MOST:
         text = "an integer of Python is beyond 2**62, which a traced program cannot hold"
+        size = size or (lambda: lax.convert_element_type(val, np.float64))
         beyond_if(wide(lambda: abs(size()) >= 2.0**62), text)
     return Num("i", val, max(lo, -MOST), min(hi, MOST))
 
@@ -101,19 +103,27 @@ def num_compare(f: Callable[..., Any], a: Any, b: Any) -> Any:
     _check_exact(kind, a, b)
     if kind == "i" and (known := decided(f, a, b)) is not None:
         return known
-    _check_underflow(a, b)
-    _check_underflow(b, a)
+    if (flushed := flushed_of(a, b)) is not None and not (nonzero(a) or nonzero(b)):
+        text = "a float of Python is too small for a traced program, which takes it for zero"
+        beyond_if(wide(lambda: flushed & (raw(a, kind) == 0) & (raw(b, kind) == 0)), text)
     # A constant is hidden, because XLA thinks that abs(x) >= 0.0 holds for NaN.
     x, y = (raw(v, kind) if isinstance(v, Num) else lax.optimization_barrier(raw(v, kind)) for v in (a, b))
     return Num("b", wide(f, x, y))
 
 
-def _check_underflow(v: Any, zero: Any) -> None:
-    """XLA takes a number below 2.2e-308 for zero, and Python does not: it matters where zero decides."""
-    if isinstance(v, Num) and v.factors and not isinstance(zero, Num) and zero == 0:
-        x, y = v.factors
-        text = "a float of Python is too small for a traced program, which takes it for zero"
-        beyond_if(wide(lambda: (v.val == 0) & (x != 0) & (y != 0)), text)
+def flushed_of(*vs: Any) -> Any:
+    """Whether XLA takes one of some numbers for zero, and Python does not: a traced bool, or None if it never does."""
+    flags = [v.flushed for v in vs if isinstance(v, Num) and v.flushed is not None]
+    return wide(functools.reduce, operator.or_, flags) if flags else None
+
+
+def _underflow(val: Any, *vs: Any) -> Any:
+    """Whether XLA took a product, quotient or power of `vs` for zero: it is none if they are finite and no zeros."""
+    out = val == 0
+    for v in vs:
+        flushed, x = flushed_of(v), raw(v, "f")
+        out &= jnp.isfinite(x) & ((x != 0) if flushed is None else (x != 0) | flushed)
+    return out
 
 
 def common_kind(a: Any, b: Any) -> str:
@@ -150,6 +160,25 @@ def some_number(x: Any) -> Any:
     return jnp.sum(x) if _sharding.is_explicit(jax.typeof(x)) else x.reshape(-1)[0]
 
 
+# XLA also thinks that x + 0.0 is x, which it is not for -0.0. A barrier around the zero does not always stop it.
+
+
+def gives_no_negative_zero(op: type, a: Any, b: Any) -> bool:
+    """Whether a zero that `op` gives is 0.0 and not -0.0, as for x + 0.0, x - (-0.0) and 0.0 - x."""
+    zeros = (isinstance(v, (int, float, np.floating, np.integer)) and v == 0 for v in (a, b))
+    x, y = (math.copysign(1, v) if is_zero else 0 for v, is_zero in zip((a, b), zeros))
+    return (op is ast.Add and 1 in (x, y)) or (op is ast.Sub and (x == 1 or y == -1))
+
+
+@jax.custom_jvp
+def without_negative_zeros(x: Any) -> Any:
+    """The same numbers, with 0.0 for -0.0. The derivative is 1, also at zero."""
+    return lax.select(x == 0, lax.abs(x), x)
+
+
+without_negative_zeros.defjvps(lambda tangent, out, x: tangent)
+
+
 # --------------------------------------------------------------------- operations
 
 
@@ -167,16 +196,16 @@ def _arithmetic(op: type, a: Any, b: Any, kind: str) -> Num:
     kind = "i" if kind == "b" else kind
     x, y = raw(a, kind), raw(b, kind)
     if kind == "f" and op is not ast.Mult:
-        # XLA thinks that x + 0.0 is x, which it is not for -0.0.
         x, y = (v if isinstance(o, Num) else lax.optimization_barrier(v) for v, o in ((x, a), (y, b)))
     f = PYTHON_OPS[op]
     if kind == "i":
         return integer(f(x, y), *_corners(f, a, b), lambda: f(raw(a, "f"), raw(b, "f")))
     if op is not ast.Mult:
-        return Num(kind, f(x, y))
-    out = Num(kind, _exact(f(x, y)))
-    out.factors = x, y
-    return out
+        out = f(x, y)
+        out = without_negative_zeros(out) if gives_no_negative_zero(op, a, b) else out
+        return Num("f", out, flushed=None if nonzero(a) or nonzero(b) else flushed_of(a, b))
+    out = _exact(f(x, y))
+    return Num("f", out, flushed=_underflow(out, a, b))
 
 
 def _divide(op: type, a: Any, b: Any, kind: str) -> Num:
@@ -184,9 +213,8 @@ def _divide(op: type, a: Any, b: Any, kind: str) -> Num:
     _check_divisor(b)
     x, y = raw(a, "f"), raw(b, "f")
     # Otherwise XLA would multiply by the reciprocal of y, and make one division of two.
-    out = Num("f", _exact(x / jnp.where(x == x, y, jnp.nan)))
-    out.factors = x, 1 / y
-    return out
+    out = _exact(x / jnp.where(x == x, y, jnp.nan))
+    return Num("f", out, flushed=_underflow(out, a, b))
 
 
 def _check_divisor(b: Any) -> None:
@@ -229,7 +257,7 @@ def _power(op: type, a: Any, b: Any, kind: str) -> Num:
         is_complex = (x < 0) & jnp.isfinite(x) & jnp.isfinite(y) & (y != jnp.floor(y))
         beyond_if(is_complex, "a power is complex, which a traced program cannot hold")
     _check_overflow(val, x, y)
-    return Num(kind, val)
+    return Num("f", val, flushed=_underflow(val, a, b))
 
 
 def _check_overflow(val: Any, *given: Any, text: str = "Numerical result out of range") -> None:
@@ -249,8 +277,10 @@ _RULES: dict[type, Callable[..., Num]] = {
 def num_unary(op: type, v: Num) -> Num:
     kind = "i" if v.kind == "b" else v.kind
     lo, hi = bounds(v)
+    if op is ast.USub and kind == "i":
+        return integer(wide(lax.neg, raw(v, "i")), -hi, -lo)
     if op is ast.USub:
-        return Num(kind, wide(lax.neg, raw(v, kind)), -hi, -lo)
+        return Num("f", wide(lax.neg, raw(v)), flushed=v.flushed)
     if op is ast.Invert and kind == "i":
         return integer(wide(lax.bitwise_not, raw(v, "i")), -hi - 1, -lo - 1)
     raise Refused(f"{op.__name__} of a number of Python")
@@ -279,9 +309,9 @@ def math_function(name: str, v: Any, *rest: Any) -> Any:
         x, y = raw(v, "f"), raw(rest[0], "f")
         val = wide(_OF_TWO[name], x, y)
         _check_overflow(val, x, y, text="math range error")
-        return Num("f", _exact(val))
+        return Num("f", _exact(val), flushed=flushed_of(v, *rest))
     if name in _SCALED and not rest:
-        return num_binary(ast.Mult, num_binary(ast.Add, v, 0.0), _SCALED[name])
+        return num_binary(ast.Mult, Num("f", raw(v, "f"), flushed=v.flushed), _SCALED[name])
     if rest or name not in _MATH:
         where = "jnp" if hasattr(jnp, name) else "jax.scipy.special"
         raise Refused(f"math.{name} of a traced number is not in the language", f"use a function of {where}")
@@ -293,13 +323,14 @@ def math_function(name: str, v: Any, *rest: Any) -> Any:
         # As in CPython's math_1.
         wrong = lambda: (jnp.isnan(val) & ~jnp.isnan(x)) | (jnp.isinf(val) & jnp.isfinite(x))
         raise_if(wide(wrong), ValueError, "math domain error")
-    return Num("f", _exact(val))
+    flushed = wide(_underflow, val, v) if name in ("exp", "erfc") else flushed_of(v)
+    return Num("f", _exact(val), flushed=flushed)
 
 
 def to_int(f: Callable[..., Any], v: Any) -> Any:
     """`math.floor`, `int()` or `round()` of a number: `f` of it, as an integer."""
     if kind_of(v) in "bi":
-        return integer(raw(v, "i"), *bounds(v))
+        return Num("i", raw(v, "i"), *bounds(v))
     raise_if(wide(lambda: jnp.isnan(raw(v))), ValueError, "cannot convert float NaN to integer")
     raise_if(wide(lambda: jnp.isinf(raw(v))), OverflowError, "cannot convert float infinity to integer")
     val = wide(lambda: lax.convert_element_type(f(raw(v)), np.int64))
