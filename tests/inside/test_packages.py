@@ -20,7 +20,7 @@ SOURCE = pathlib.Path(jaxpyop.__file__).parent
 # From the top to the bottom. Packages of one line do not know each other.
 LAYERS = "__main__ / _cli / __init__ / compat contrib / _api / _batches / _saved _keywords / _cut"
 LAYERS += " / _op / _values / _host _tape _traced _native / _jaxcore _functions"
-LAYERS += " / _dtypes _sharding / _frames _config _settings"
+LAYERS += " / _dtypes _sharding / _frames _config _settings _refusal"
 HEIGHT = {name: -k for k, names in enumerate(LAYERS.split("/")) for name in names.split()}
 FILES = sorted(SOURCE.rglob("*.py"))
 LISTING = pathlib.Path(__file__).parents[2].joinpath("docs/how_it_works.md").read_text("utf-8")

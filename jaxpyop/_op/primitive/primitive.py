@@ -115,10 +115,8 @@ def run_now(
         call.shapes(structs_of(args, batch))
     began = metrics.begin(call.op.name) if metrics.reports else None
     route = "direct" if hold_records else "cut"
-    if not call.on_jax and call.copy:
-        arrays = [np.array(a, order="C") for a in args]
-    elif not call.on_jax:
-        arrays = [lend(np.asarray(a)) for a in args]
+    if not call.on_jax:
+        arrays = [np.array(a, order="C") if call.copy else lend(np.asarray(a)) for a in args]
     elif batch.sizes:
         # Slicing a jax.Array would cost a dispatch.
         arrays = [np.asarray(a) for a in args]
