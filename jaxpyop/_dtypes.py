@@ -33,7 +33,9 @@ def explicit_x64_mode() -> str:
 
 def is_wide(dtype: Any) -> bool:
     """Tells whether a dtype has 64 bits, and JAX's settings turn these off here and now."""
-    return dtype.itemsize >= 8 and not x64_enabled() and canonical_dtype(dtype) != dtype
+    # The dtypes of typed keys are none of NumPy's.
+    is_long = isinstance(dtype, np.dtype) and dtype.itemsize >= 8 and not x64_enabled()
+    return is_long and canonical_dtype(dtype) != dtype
 
 
 def with_wide_types(is_wide: bool) -> contextlib.AbstractContextManager[Any]:
