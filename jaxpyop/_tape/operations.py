@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import itertools
 import types
 import weakref
 from collections.abc import Callable, Hashable, Sequence
@@ -162,9 +161,10 @@ def _only_equation(primitive: Any, params: dict[str, Any]) -> Any | None:
 
 
 def _calls_python(primitive: Any, params: dict[str, Any]) -> bool:
-    inner = (eqn.primitive for eqn in _jaxcore.equations_in(params))
-    every = itertools.chain([primitive], inner)
-    return any(getattr(p, "calls_python", False) or p.name in ("pure_callback", "rng_uniform") for p in every)
+    inner = [eqn.primitive for eqn in _jaxcore.equations_in(params)]
+    # By itself such a primitive is not run again, because the operations that read its result have that.
+    draws = any(p.name in ("pure_callback", "rng_uniform") for p in inner)
+    return draws or any(getattr(p, "calls_python", False) for p in [primitive, *inner])
 
 
 def _make_op(primitive: Any, params: dict[str, Any], args: Sequence[Any], linearize_now: bool = False) -> Operation:
