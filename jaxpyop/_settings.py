@@ -20,6 +20,7 @@ _SETTINGS: dict[str, Any] = {
     "jax_numpy_dtype_promotion": jax.numpy_dtype_promotion,
     "jax_numpy_rank_promotion": jax.numpy_rank_promotion,
     "jax_default_matmul_precision": jax.default_matmul_precision,
+    # `with_debug_nans_of_here` takes this one for the last.
     "jax_debug_nans": jax.debug_nans,
 }
 # Each call of a compiled program reads them.
@@ -43,6 +44,11 @@ def process_settings() -> tuple[Any, ...]:
 def with_thread_settings(settings: Sequence[Any]) -> contextlib.AbstractContextManager[Any]:
     """Gives a block the settings of another thread, or of other code."""
     return contextlib.nullcontext() if thread_settings() == settings else _entered(settings)
+
+
+def with_debug_nans_of_here(settings: Sequence[Any]) -> tuple[Any, ...]:
+    """Returns settings of other code in which whoever runs it decides whether JAX looks for NaNs."""
+    return (*settings[:-1], jax_config.jax_debug_nans)
 
 
 @contextlib.contextmanager

@@ -154,7 +154,8 @@ def _check_settings(eqns: Sequence[Any]) -> None:
     """
     settings = _settings.thread_settings()
     inside = [each for eqn in eqns for each in (eqn, *_jaxcore.equations_in(eqn.params))]
-    if any(call.environment.settings != settings for call in map(call_of, inside) if call is not None):
+    calls = [call for call in map(call_of, inside) if call is not None]
+    if any(_settings.with_debug_nans_of_here(call.environment.settings) != settings for call in calls):
         raise StaysWhole("a Python call is made in a block with other settings of JAX than around the program")
     # Between the pieces, JAX would make arrays of 64 bits into arrays of 32.
     avals = [x.aval for eqn in inside for x in (*eqn.invars, *eqn.outvars)]

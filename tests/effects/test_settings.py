@@ -155,6 +155,17 @@ def test_a_block_with_other_settings_around_an_op(program, expected, route):
     np.testing.assert_allclose(run(route(program), F(1)), expected, rtol=1e-5)
 
 
+def test_nans_are_looked_for_where_the_program_runs():
+    """Also if it was traced where nobody asked for that."""
+    not_a_number = lambda *args: F(np.nan)
+    cut = jaxpyop.jit(lambda x: numpy_function(not_a_number, [x], F(0), stateful=True))
+    pull = jax.vjp(lambda x: numpy_function(np.negative, [x], F(0), vjp=not_a_number), F(1))[1]
+    for call in (cut, pull):
+        call(F(1))
+        with jax.debug_nans(True), pytest.raises(FloatingPointError, match="nan"):
+            call(F(1))
+
+
 def test_what_is_in_a_block_with_other_settings_cannot_be_saved():
     for program in (of_64_bits, drawn):
         with pytest.raises(ValueError, match="a Python call is made in a block with other settings of JAX"):

@@ -129,8 +129,9 @@ def run_now(
     like = anchor_of(args, call.operands.leading)
     try:
         # A backward pass may run outside of the block with settings of JAX in which the op was called.
-        settings = _settings.with_thread_settings(call.environment.settings)
-        with jax.profiler.TraceAnnotation(call.label), _jaxcore.without_axes(), settings:
+        settings = _settings.with_debug_nans_of_here(call.environment.settings)
+        entered = _settings.with_thread_settings(settings)
+        with jax.profiler.TraceAnnotation(call.label), _jaxcore.without_axes(), entered:
             if batch.sizes or call.op.executor is not None:
                 outs = _run(call, arrays, batch, like)
             else:
