@@ -29,5 +29,12 @@ from jaxpyop._host.memory import SCRATCH, kept_of, lend, lend_results, return_re
 from jaxpyop._host.metrics import report
 from jaxpyop._host.pools import Pool, check_executor, check_workers
 from jaxpyop._host.pools import Workers as Workers
-from jaxpyop._host.run_batch import call_where_op_runs, results_of_elements, run_each, run_once, runs_in_this_process
+from jaxpyop._host.run_batch import (
+    call_where_op_runs,
+    results_of_elements,
+    run_each,
+    run_on_own_threads,
+    run_once,
+    runs_in_this_process,
+)
 from jaxpyop._host.show import show_arguments, show_values

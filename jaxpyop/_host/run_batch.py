@@ -79,6 +79,13 @@ def run_each(call: HostCall, each: Iterator[Sequence[Any]], count: int, index_na
     return results_of_elements(call, arrays, Batch((count,), ((True,) * len(arrays),), index_name=index_name))
 
 
+def run_on_own_threads(
+    call: HostCall, parts: Iterator[tuple[int, Any]], run: Callable[[int, Any], None], threads: int
+) -> None:
+    """Run a function on each part of a batch, which has a number, on this thread and on further ones of ours."""
+    run_on_threads(OWN_THREADS, parts, run, call.environment, call.title, threads)
+
+
 def results_of_elements(
     call: HostCall, arrays: Sequence[Any], batch: Batch, each: Iterator[Sequence[Any]] | None = None
 ) -> list[list[Any]]:

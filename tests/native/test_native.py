@@ -117,7 +117,7 @@ def test_a_program_gives_what_python_gives(name, caplog, through_python):
 
 
 LOOPED = ["branches", "an integer", "several", "writes", "keywords", "a transpose", "complex"]
-LOOPED += ["raises", "another shape", "does not fit", "allocates"]
+LOOPED += ["allocates", *(FAILS := ["raises", "another shape", "does not fit"])]
 
 
 @pytest.mark.slow
@@ -126,14 +126,40 @@ def test_a_batch_gives_what_python_gives(name, through_python):
     op, arrays = op_of(name)
     # The two methods of one call give the kernel that the other rows have, with one axis more.
     whole = op_of(name, vmap_method="expand_dims")[0] if name == "branches" else op
+    # Of several elements that fail, any may be the first one on threads.
+    on_threads = op if name in FAILS else op_of(name, vmap_method="parallel")[0]
     several = [np.stack([x, x + x, x]) for x in arrays]
     each = (0, *[None] * (len(arrays) - 1))
 
     def batch(several):
         run = lambda op: jax.vmap(lambda *arrays: op(arrays), each)(several[0], *arrays[1:])
-        return run(op), run(whole)
+        return run(op), run(whole), run(on_threads)
 
     assert outcome(jax.jit(batch), several) == through_python(batch, several)
+
+
+@numba.njit
+def positive_root(x, n):
+    if x < 0:
+        raise ValueError("below zero")
+    return x**0.5 + n.sum(), n * 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [5, 1000])
+def test_threads_share_a_batch(size):
+    kernel = lambda x, n: numpy_function(positive_root, [x, n], (F(0), kernels.N), vmap_method="parallel", name="root")
+    op = jax.jit(jax.vmap(jax.vmap(kernel, (0, None)), (0, None)))
+    x = np.arange(3 * size, dtype=F).reshape(size, 3)
+    with jaxpyop.report() as report:
+        roots, doubled = jax.block_until_ready(op(x, kernels.N))
+    assert [row["route"] for row in report.rows()] == ["native"]
+    np.testing.assert_array_equal(roots, [[F(positive_root(v, kernels.N)[0]) for v in row] for row in x])
+    np.testing.assert_array_equal(doubled, np.broadcast_to(2 * kernels.N, (size, 3, 3)))
+    x[size // 2, 1] = -1
+    with pytest.raises(ValueError, match="below zero") as failed, jaxpyop.reraise():
+        jax.block_until_ready(op(x, kernels.N))
+    assert f"batch index ({size // 2}, 1)" in "".join(failed.value.__notes__)
 
 
 PROGRAMS = {

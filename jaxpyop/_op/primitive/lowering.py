@@ -105,7 +105,7 @@ def _branch(flag: Any, *args: Any, call: Call, batch: Batch) -> list[Any]:
 
 
 def _lower_to_buffers(ctx: Any, host: Host, operands: Sequence[Any], results: list[Struct]) -> Sequence[Any]:
-    host.route = "buffer"
+    host.route = "buffer" if host.fill is None else "native"
     callback, call = host.on_buffers, host.call
     if _jaxcore.device_count(ctx) > 1 and not call.ordered:
         here = sum(device.process_index == jax.process_index() for device in _jaxcore.devices_of(ctx))

@@ -10,14 +10,26 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from jaxpyop import _jaxcore
-from jaxpyop._host import Batch, Host, metrics
-from jaxpyop._native import DTYPES, Constant, Filled, Ordinary, Signature, Zeros, is_native, native_block, target
+from jaxpyop._host import Batch, Host, metrics, run_on_own_threads
+from jaxpyop._native import (
+    DTYPES,
+    Constant,
+    Filled,
+    Ordinary,
+    Signature,
+    Zeros,
+    filler,
+    is_native,
+    native_block,
+    target,
+)
 from jaxpyop._op.primitive.call import Call
 from jaxpyop._values import number_rule
 
@@ -31,6 +43,10 @@ def lowered_natively(ctx: Any, host: Host, operands: Sequence[Any]) -> Sequence[
         return None
     try:
         signature = _signature(call, host.batch, ctx)
+        if signature.masks and call.method.at_once:
+            # XLA calls Python, which hands parts of the batch to threads.
+            host.fill = _on_threads(call, host.batch, filler(signature))
+            return None
         block = native_block(signature, host.enter)
     except Ordinary as why:
         _LOG.info("%s is called through Python, although Numba compiled its function: %s", call.title, why)
@@ -39,6 +55,28 @@ def lowered_natively(ctx: Any, host: Host, operands: Sequence[Any]) -> Sequence[
     metrics.count_native(call.op.name, block)
     _jaxcore.keep_alive(ctx, block)
     return _jaxcore.lowered_ffi_call(ctx, target(), operands, block=np.int64(block.address))
+
+
+def _on_threads(call: Call, batch: Batch, fill: Callable[[Sequence[Any], Sequence[Any]], bool]) -> Any:
+    """Make a function that fills the results of a batch on all processors, and tells whether the kernel could."""
+
+    def fill_batch(inputs: Sequence[Any], results: Sequence[Any]) -> bool:
+        size, filled = batch.sizes[0], []
+        # Elements take unequal time, so that each processor takes several parts.
+        bounds = np.linspace(0, size, 1 + min(size, _PARTS_OF_A_PROCESSOR * _PROCESSORS), dtype=int)
+
+        def run(number: int, part: slice) -> None:
+            given = [x[part] if is_batched else x for x, is_batched in zip(inputs, batch.masks[0])]
+            filled.append(fill(given, [x[part] for x in results]))
+
+        run_on_own_threads(call, enumerate(map(slice, bounds, bounds[1:])), run, _PROCESSORS)
+        return all(filled)
+
+    return fill_batch
+
+
+_PROCESSORS = os.cpu_count() or 1
+_PARTS_OF_A_PROCESSOR = 4
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -60,7 +98,6 @@ def _signature(call: Call, batch: Batch, ctx: Any) -> Signature:
         "it gets jax.Arrays": call.on_jax,
         "it has when= or residuals": bool(call.operands.leading),
         "of its inputs and results, some are no arrays of Numba's": written is None,
-        "a parallel batch runs on threads": bool(batch.sizes) and call.method.at_once,
         "Numba lacks one of its dtypes": any(a.dtype.name not in DTYPES for a in (*avals_in, *avals_out)),
     }
     if written is None or any(reasons.values()):
