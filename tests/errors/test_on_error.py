@@ -269,7 +269,7 @@ def cubed(x, k):
 SECOND = {"hessian": jax.hessian, "reverse over reverse": lambda f, at: jax.jacrev(jax.grad(f, at), at)}
 
 
-@pytest.mark.parametrize("second", SECOND.values(), ids=SECOND)
+@pytest.mark.parametrize("second", named(SECOND, slow=["hessian"]))
 @pytest.mark.parametrize(("fills", "slope"), [((0, jnp.nan), 0), ((jnp.nan, 0), jnp.nan)], ids=["zero", "NaN"])
 def test_second_derivatives_of_an_element_that_failed(second, fills, slope):
     """They are those of its fills, for each result and each input."""

@@ -15,7 +15,7 @@ import jaxpyop
 from jaxpyop import numpy_function, py_function
 from tests.gradients.bodies import TRANSFORMS, F
 from tests.shared.checks import Counter, close, eventually
-from tests.shared.tables import rows
+from tests.shared.tables import named, rows
 
 STEPS = 6
 numbers = itertools.count()
@@ -94,7 +94,9 @@ def bell(x):
 
 
 @pytest.mark.filterwarnings("ignore:.*pushed out:RuntimeWarning")
-@pytest.mark.parametrize("second", [jax.hessian, lambda f: jax.grad(jax.grad(f))], ids=["hessian", "twice"])
+@pytest.mark.parametrize(
+    "second", named({"hessian": jax.hessian, "twice": lambda f: jax.grad(jax.grad(f))}, slow=["hessian"])
+)
 def test_a_second_derivative_that_runs_again_gives_the_same_bits(second):
     """However often it ran before: after some runs its operations are compiled together."""
     xs = jnp.linspace(0.3, 2.0, 12)

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import jaxpyop
+from tests.shared.tables import named
 from tests.traced import outside
 from tests.traced.rows import op
 
@@ -93,10 +94,10 @@ TEXTS = {
 }
 
 
-@pytest.mark.parametrize(("body", "named"), TEXTS.items(), ids=lambda v: getattr(v, "__name__", ""))
-def test_the_error_names_op_line_and_expression(body, named):
+@pytest.mark.parametrize(("body", "what"), TEXTS.items(), ids=lambda v: getattr(v, "__name__", ""))
+def test_the_error_names_op_line_and_expression(body, what):
     where = rf"(?s)py_function '{body.__name__}': .*test_refusals\.py:{line_of(body)}: "
-    with pytest.raises(TypeError, match=where + ".*" + named) as caught:
+    with pytest.raises(TypeError, match=where + ".*" + what) as caught:
         jax.jit(op(body, "traced"))(3.0)
     assert re.search(r'; |mode="eager"', str(caught.value))  # what to write instead
 
@@ -207,9 +208,9 @@ NOT_IN_THE_LANGUAGE = {
 }
 
 
-@pytest.mark.parametrize(("body", "named"), NOT_IN_THE_LANGUAGE.values(), ids=NOT_IN_THE_LANGUAGE)
-def test_what_is_not_in_the_language_is_named(body, named):
-    with pytest.raises(TypeError, match=rf"(?s)py_function '.*test_refusals\.py:\d+: .*{named}"):
+@pytest.mark.parametrize(("body", "what"), named(NOT_IN_THE_LANGUAGE, slow=["many turns"]))
+def test_what_is_not_in_the_language_is_named(body, what):
+    with pytest.raises(TypeError, match=rf"(?s)py_function '.*test_refusals\.py:\d+: .*{what}"):
         jax.jit(op(body, "traced"))(3.0)
 
 
