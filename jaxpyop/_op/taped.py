@@ -36,7 +36,14 @@ from jaxpyop._values import Struct, as_jax, check_fingerprints, fingerprint
 
 
 def linearize_on_tape(
-    call: Call, body: Body, perturbed: tuple[bool, ...], recorded: tuple[bool, ...], *, has_flag: bool, skip: int = 0
+    call: Call,
+    body: Body,
+    perturbed: tuple[bool, ...],
+    recorded: tuple[bool, ...],
+    *,
+    has_flag: bool,
+    skip: int = 0,
+    body_hash: int | None = None,
 ) -> Linearization:
     """Return the linearization of a call that runs `body`: record a run of the body, and replay the record.
 
@@ -47,30 +54,35 @@ def linearize_on_tape(
         recorded: for which inputs the body is recorded.
         has_flag: whether the flag of `when=` comes before the inputs of the body.
         skip: how many inputs the call has before these.
+        body_hash: by what receipts name the body, if calls that are there already read them too.
     """
-    forward = TapeRecording(body, call.environment, recorded, has_flag)
-    linear = TapeReplay(TapeDerivative(body, perturbed, recorded=recorded), call.environment, has_flag)
+    body_hash = hash((body.identity, recorded)) if body_hash is None else body_hash
+    forward = TapeRecording(body, call.environment, recorded, has_flag, body_hash)
+    linear = TapeReplay(TapeDerivative(body, perturbed, recorded=recorded), call.environment, has_flag, body_hash)
     return Linearization(forward, linear, skip=skip)
 
 
 class TapeRecording(RecordingCall):
     """Runs a body on the tape, for the inputs that `recorded` marks."""
 
-    def __init__(self, body: Body, environment: Environment, recorded: tuple[bool, ...], has_flag: bool) -> None:
+    def __init__(
+        self, body: Body, environment: Environment, recorded: tuple[bool, ...], has_flag: bool, body_hash: int
+    ) -> None:
         operands = Operands(has_flag=has_flag, extra_results=(RECEIPT,))
         super().__init__(body, environment, label="jvp({})", has_effects=True, operands=operands)
         self.in_worker = _RecordingInWorker(body, recorded)
         self.recorded = recorded
-        self.body_hash = hash((body.identity, recorded))
+        self.body_hash = body_hash
 
     def run_and_keep(self, arrays: Sequence[Any]) -> tuple[list[Any], Record]:
         return _recorded(self.body, arrays, self.recorded)
 
     def linearize(self, perturbed: tuple[bool, ...]) -> Linearization:
-        # A second derivative reads the same record as the first, so it is made for the inputs of both.
-        perturbed = perturbed[self.operands.leading :]
+        # The first derivative may read the record too, where nothing differentiates it: a pullback under
+        # `stop_gradient`. So the record is made for the inputs of both, and the first finds its own receipt.
+        perturbed, has_flag = perturbed[self.operands.leading :], self.operands.has_flag
         recorded = tuple(a or b for a, b in zip(self.recorded, perturbed))
-        return linearize_on_tape(self, self.body, perturbed, recorded, has_flag=self.operands.has_flag)
+        return linearize_on_tape(self, self.body, perturbed, recorded, has_flag=has_flag, body_hash=self.body_hash)
 
 
 class _RecordingInWorker(Body):
@@ -96,9 +108,8 @@ class TapeReplay(ReplayCall):
 
     body: TapeDerivative
 
-    def __init__(self, body: TapeDerivative, environment: Environment, has_flag: bool) -> None:
+    def __init__(self, body: TapeDerivative, environment: Environment, has_flag: bool, body_hash: int) -> None:
         operands = Operands(has_receipt=True, has_flag=has_flag, linear_inputs=body.linear_inputs)
-        body_hash = hash((body.base.identity, body.recorded))
         super().__init__(body, environment, label="jvp({})", operands=operands, body_hash=body_hash)
         self.in_worker = TapeReplayInWorker(body, operands.leading, body_hash)
 
@@ -121,7 +132,7 @@ class TapeReplay(ReplayCall):
     def transposed(self, nonzero_cotangents: tuple[bool, ...]) -> Call:
         body = self.body
         back = TapeDerivative(body.base, *body.transposed(nonzero_cotangents), recorded=body.recorded)
-        return TapeReplay(back, self.environment, self.operands.has_flag)
+        return TapeReplay(back, self.environment, self.operands.has_flag, self.body_hash)
 
 
 class TapeReplayInWorker(Body):

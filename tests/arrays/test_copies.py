@@ -134,15 +134,19 @@ def test_a_callers_array_may_change_after_a_direct_call(n):
 
 @direct_and_compiled
 def test_elements_of_two_axes_have_private_inputs(compiled):
-    """An input that has the outer axis alone is shared by the elements of the inner one."""
+    """An input that has the outer axis alone is shared by the elements of the inner one.
+
+    It has an axis of its own besides, because an array without axes comes as a number, into which nothing is written.
+    """
 
     def body(x, y):
         y += 1
         return x + y
 
     op = lambda x, y: numpy_function(body, [x, y], F)
-    xs, ys = np.zeros((2, 3), np.float32), np.array([10.0, 20.0], np.float32)
-    np.testing.assert_array_equal(compiled(jax.vmap(jax.vmap(op, (0, None))))(xs, ys), [[11] * 3, [21] * 3])
+    xs, ys = np.zeros((2, 3), np.float32), np.array([[10.0], [20.0]], np.float32)
+    found = compiled(jax.vmap(jax.vmap(op, (0, None))))(xs, ys)
+    np.testing.assert_array_equal(found[..., 0], [[11] * 3, [21] * 3])
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -197,6 +197,17 @@ def test_default_threads_run_elements_at_once(api):
     assert sum(name.startswith("jaxpyop") for name in names) == 3
 
 
+def test_default_threads_record_elements_at_once():
+    barrier = threading.Barrier(2, timeout=10)
+
+    def body(x):
+        barrier.wait()
+        return x * x
+
+    f = py_function(Tout=F, output_shapes=(), vmap_method="parallel")(body)
+    np.testing.assert_array_equal(jax.vmap(jax.grad(f))(grid(2)), 2 * grid(2))
+
+
 def test_threads_see_the_callers_context_and_settings():
     variable, seen = contextvars.ContextVar("variable", default="unset"), []
 

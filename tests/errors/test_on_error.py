@@ -178,9 +178,11 @@ def test_in_worker_processes():
             func, api, options = KINDS[name]
             op = make((func, api, options | {"executor": pool}), "nan")
             assert_filled(jax.vmap, op, but_for(RIGHT, np.nan), but_for(SLOPES, np.nan))
-        text = r"'worker': on_error= .* 1 element .*ValueError: singular \(.*\.py:\d+\)\n  inputs: x="
+        text = r"'worker': on_error= .* 3 elements .*ValueError: singular \(.*\.py:\d+\)\n  inputs: x="
+        # One of the two workers gets two of the three elements, each in a job of its own.
+        options = {"name": "worker", "on_error": "nan", "executor": jaxpyop.Workers(pool, chunksize=1)}
         with pytest.warns(RuntimeWarning, match=text):
-            jax.vmap(lambda x: numpy_function(square, [x], TOUT, name="worker", on_error="nan", executor=pool))(XS)
+            jax.vmap(lambda x: numpy_function(square, [x], TOUT, **options))(jnp.tile(XS, (3, 1)))
 
 
 # -------------------------------------------------------------------- fills

@@ -56,6 +56,12 @@ def test_each_call_takes_its_own_path():
     assert [float(step(v)) for v in (3.0, -3.0, 4.0, -4.0, 0.5)] == [6.0, -1.0, 8.0, -1.0, 1.0]
 
 
+def test_each_call_has_the_derivative_of_the_value_that_it_returned():
+    """Also where both values are computed in each call."""
+    slope = jax.grad(lambda x: py_function(lambda x: (jnp.cos(x), jnp.sin(x))[int(x > 0)], [x], F))
+    close([slope(1.0), slope(-1.0)], [np.cos(1.0), np.sin(1.0)])
+
+
 def looks_everywhere(x):
     total, on_device = x.sum(), jnp.asarray(X3)
     assert ["1.25" in text for text in (f"{total:.2f}", str(total), repr(total))] == [True] * 3

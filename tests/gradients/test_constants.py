@@ -162,6 +162,7 @@ def converged(w, b):
 STEERING = {
     "the larger of two": lambda w, b: w if float(w) > float(b) else b,
     "a convergence test": converged,
+    "a constant before the number": lambda w, b: [2 * b, b][int(float(w) > 9)],
     "a scale beside the input": lambda w, b: float(w) * b + w,
     "stop_gradient": lambda w, b: float(jax.lax.stop_gradient(w)) * b,
 }

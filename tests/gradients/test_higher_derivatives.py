@@ -10,7 +10,7 @@ import pytest
 
 from jaxpyop import py_function
 from tests.gradients.bodies import X3, F
-from tests.shared.checks import close
+from tests.shared.checks import close, trees_close
 from tests.shared.tables import rows
 
 X = jnp.asarray(X3)
@@ -56,6 +56,21 @@ def test_equal_to_jax(body, derivative):
     (body, path), derive = BODIES[body], DERIVATIVES[derivative]
     f = lambda x: py_function(body, [x], F, output_shapes=(3,))
     np.testing.assert_allclose(derive(f)(X), jax.jit(derive(path))(X), rtol=2e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("transform", [lambda f: f, jax.jit], ids=["direct", "compiled"])
+def test_a_pullback_that_is_a_constant_still_finds_its_record(transform):
+    """The function is then differentiated in an input of which its pullback knows nothing."""
+
+    def derivative(f):
+        def through_the_result(y):
+            result, pull = jax.vjp(lambda x: f(x, y), jnp.float32(0.7))
+            return result * jax.lax.stop_gradient(pull)(result)[0]
+
+        return transform(jax.value_and_grad(through_the_result))(jnp.float32(1.3))
+
+    product = lambda x, y: jnp.sin(x) * y**2
+    trees_close(derivative(lambda x, y: py_function(product, [x, y], F)), derivative(product))
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ import pytest
 import jaxpyop
 from jaxpyop import numpy_function, py_function
 from tests.gradients.bodies import TRANSFORMS, F
-from tests.shared.checks import Counter, close, eventually
+from tests.shared.checks import Counter, close, eventually, freed
 from tests.shared.tables import named, rows
 
 STEPS = 6
@@ -275,6 +275,19 @@ def test_outside_jit_a_record_that_was_read_goes_with_its_pullback():
         assert [float(kept[0](F(1))[0]) for _ in range(2)] == [4.0, 4.0]
         kept.clear()
         assert eventually(lambda: living(alive) == 0)
+
+
+def test_an_input_that_a_function_keeps_holds_no_other_value_of_its_run():
+    kept, refs = [], []
+
+    def body(x):
+        factor = jnp.arange(3.0) + 1
+        kept.append(x)
+        refs.append(weakref.ref(factor))
+        return x * factor
+
+    close(jax.grad(lambda x: py_function(body, [x], F).sum())(jnp.ones(3)), [1, 2, 3])
+    assert freed(*refs)
 
 
 def test_a_record_that_cannot_be_made_again_outlives_others_that_were_read():

@@ -45,6 +45,10 @@ def multiples(x, count):
     return jnp.sin(x) * jnp.arange(1.0, count + 1)
 
 
+def power(x, exponent):
+    return x**exponent
+
+
 # An op, and the same function of JAX.
 KINDS = {
     "straight": (lambda x: py_function(lambda x: jnp.sin(x) * x, [x], F), lambda x: jnp.sin(x) * x),
@@ -86,6 +90,8 @@ KINDS = {
         lambda x: py_function(multiples, [x, static(("count", (4,)))], jnp.zeros(4)).sum(),
         lambda x: 10 * jnp.sin(x),
     ),
+    "one function, the square": (lambda x: py_function(power, [x, static(2)], F), lambda x: x**2),
+    "one function, the cube": (lambda x: py_function(power, [x, static(3)], F), lambda x: x**3),
     "on_error": (
         lambda x: py_function(fails_below_minus_one, [x], F, on_error=0.0),
         lambda x: jnp.where(x < -1, 0, jnp.sin(x)),
@@ -124,6 +130,7 @@ def check(first, second):
             ("looks at values", "pair"),
             ("one function, two results", "one function, three results"),
             ("one function, a table", "one function, another table"),
+            ("one function, the square", "one function, the cube"),
         ],
     ),
 )

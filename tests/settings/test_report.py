@@ -186,6 +186,21 @@ def test_failures(method, on_error):
         assert "sine: the first failure: KeyError: 'two'" in str(report)
 
 
+def test_the_first_of_several_failures_is_shown():
+    texts = iter(["one", "two"])
+
+    def fails(x):
+        raise KeyError(next(texts))
+
+    with jaxpyop.report() as report:
+        for _ in range(2):
+            with pytest.raises(KeyError):
+                numpy_op(fails)(F(1))
+    (row,) = report.rows()
+    assert row["failures"] == 2
+    assert row["first_failure"].startswith("KeyError: 'one'")
+
+
 def test_compilations_are_those_of_new_shapes():
     sliced = lambda x: jnp.sum(jnp.sin(x[: int(x[0])]) ** 2)
     program = jax.jit(lambda x: py_function(sliced, [x], F(0), name="sliced"))

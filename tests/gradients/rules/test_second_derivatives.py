@@ -101,6 +101,13 @@ def test_a_rule_that_is_not_linear():
         np.testing.assert_allclose([take(jax.grad(f))(t) for t in (0.2, 3.0)], [inside, 0], atol=1e-3)
 
 
+def test_a_rule_that_is_not_linear_is_not_its_own_derivative():
+    """Also where it is differentiated in its cotangent alone, as is any rule that is linear."""
+    rule = py_function(Tout=F, output_shapes=())(lambda i, o, c: jnp.clip(c, -1, 1))
+    slope = lambda t: jax.grad(lambda x: t * numpy_function(lambda x: x, [x], F(0), vjp=rule))(0.3)
+    np.testing.assert_array_equal([jax.jvp(slope, (t,), (4.0,))[1] for t in (0.2, 3.0)], [4, 0])
+
+
 @pytest.mark.parametrize("transform", rows(TRANSFORMS, ["direct"]))
 def test_a_stateful_function_runs_once(transform):
     func = Counter(lambda x: x**3)
