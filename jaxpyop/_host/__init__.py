@@ -33,7 +33,7 @@ from jaxpyop._host.run_batch import (
     call_where_op_runs,
     results_of_elements,
     run_each,
-    run_on_own_threads,
+    run_in_parts,
     run_once,
     runs_in_this_process,
 )

@@ -6,6 +6,7 @@ Looping methods take the elements in batch order. Block methods hand the batch o
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -79,11 +80,17 @@ def run_each(call: HostCall, each: Iterator[Sequence[Any]], count: int, index_na
     return results_of_elements(call, arrays, Batch((count,), ((True,) * len(arrays),), index_name=index_name))
 
 
-def run_on_own_threads(
-    call: HostCall, parts: Iterator[tuple[int, Any]], run: Callable[[int, Any], None], threads: int
-) -> None:
-    """Run a function on each part of a batch, which has a number, on this thread and on further ones of ours."""
-    run_on_threads(OWN_THREADS, parts, run, call.environment, call.title, threads)
+def run_in_parts(call: HostCall, count: int, run: Callable[[slice], Any]) -> list[Any]:
+    """Run a function on parts of a batch, on this thread and on further ones of ours; returns what it returned."""
+    # Elements take unequal time, so that each processor takes several parts.
+    processors = os.cpu_count() or 1
+    bounds = np.linspace(0, count, 1 + min(count, 4 * processors), dtype=int)
+    found: list[Any] = []
+    keep = lambda number, part: found.append(run(part))
+    run_on_threads(
+        OWN_THREADS, enumerate(map(slice, bounds, bounds[1:])), keep, call.environment, call.title, processors
+    )
+    return found
 
 
 def results_of_elements(

@@ -55,21 +55,6 @@ def native_block(signature: Signature, fall_back: Callable[[Sequence[Any], Seque
     return _block(signature, fall_back)
 
 
-def filler(signature: Signature) -> Callable[[Sequence[Any], Sequence[Any]], bool]:
-    """Make a function that fills arrays of results from arrays of inputs, and tells whether the kernel could.
-
-    Python calls it, on any thread, and it runs without Python's lock. Each array is in C order.
-
-    Raises:
-        Ordinary: the kernel cannot be compiled.
-    """
-    if why := _why_not():
-        raise Ordinary(why)
-    from jaxpyop._native import frame, kernels
-
-    return functools.partial(frame.fill_arrays, kernels.kernel_of(signature))
-
-
 def _block(signature: Signature, fall_back: Callable[[Sequence[Any], Sequence[Any]], None]) -> Any:
     # These import Numba, and a program without a function of Numba's has no use for it.
     from jaxpyop._native import frame, kernels

@@ -232,6 +232,13 @@ class Block:
         # JAX pickles what a program keeps if it writes the program to a file, where the address would stay.
         raise TypeError("a program with a native call holds addresses of this process; save it by jaxpyop.export")
 
+    def fill(self, inputs: Sequence[np.ndarray[Any, Any]], results: Sequence[np.ndarray[Any, Any]]) -> bool:
+        """Call the kernel as XLA does, on arrays in C order, without Python's lock; tells whether it filled them."""
+        frame = (ctypes.c_int64 * FRAME_WORDS)()
+        tables = [_table(inputs), _table(results)]
+        frame[ARGUMENTS], frame[RESULTS] = (ctypes.addressof(addresses) for addresses, _ in tables)
+        return _caller()(self.kernel.address, ctypes.addressof(frame)) == 0
+
     @property
     def address(self) -> int:
         """The attribute of the call."""
@@ -244,6 +251,24 @@ class Block:
 
 
 _blocks: weakref.WeakValueDictionary[int, Block] = weakref.WeakValueDictionary()
+
+
+def _table(arrays: Sequence[np.ndarray[Any, Any]]) -> tuple[Any, Any]:
+    """The addresses of the buffers of arrays, and what has to be kept for them to be valid."""
+    sizes = [(ctypes.c_int64 * array.ndim)(*array.shape) for array in arrays]
+    buffers = (ctypes.c_int64 * BUFFER_WORDS * len(arrays))()
+    for buffer, array, size in zip(buffers, arrays, sizes):
+        buffer[DATA], buffer[SIZES] = array.ctypes.data, ctypes.addressof(size)
+    return (ctypes.c_int64 * len(arrays))(*map(ctypes.addressof, buffers)), (buffers, sizes)
+
+
+@functools.cache
+def _caller() -> Any:
+    call = lambda address, frame_address: _call_kernel(address, frame_address)
+    handler = numba.cfunc(types.int64(types.int64, types.int64), nopython=True)(call)
+    _kept.append(handler)
+    return ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)(handler.address)
+
 
 # The dtypes of XLA that Numba has, by their numbers in the header.
 _dtypes = {1: "bool", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 6: "uint8", 7: "uint16", 8: "uint32", 9: "uint64"}
@@ -296,28 +321,3 @@ def register() -> None:
 
 
 _kept: list[Any] = []
-
-
-def fill_arrays(kernel: Any, inputs: Sequence[np.ndarray[Any, Any]], results: Sequence[np.ndarray[Any, Any]]) -> bool:
-    """Call a kernel on arrays in C order, as XLA would, without Python's lock; tells whether it filled the results."""
-    frame = (ctypes.c_int64 * FRAME_WORDS)()
-    tables = [_table(inputs), _table(results)]
-    frame[ARGUMENTS], frame[RESULTS] = (ctypes.addressof(addresses) for addresses, _ in tables)
-    return _caller()(kernel.address, ctypes.addressof(frame)) == 0
-
-
-def _table(arrays: Sequence[np.ndarray[Any, Any]]) -> tuple[Any, Any]:
-    """The addresses of the buffers of arrays, and what has to be kept for them to be valid."""
-    sizes = [(ctypes.c_int64 * array.ndim)(*array.shape) for array in arrays]
-    buffers = (ctypes.c_int64 * BUFFER_WORDS * len(arrays))()
-    for buffer, array, size in zip(buffers, arrays, sizes):
-        buffer[DATA], buffer[SIZES] = array.ctypes.data, ctypes.addressof(size)
-    return (ctypes.c_int64 * len(arrays))(*map(ctypes.addressof, buffers)), (buffers, sizes)
-
-
-@functools.cache
-def _caller() -> Any:
-    call = lambda address, frame_address: _call_kernel(address, frame_address)
-    handler = numba.cfunc(types.int64(types.int64, types.int64), nopython=True)(call)
-    _kept.append(handler)
-    return ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)(handler.address)

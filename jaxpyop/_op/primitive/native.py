@@ -10,26 +10,14 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
-import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from jaxpyop import _jaxcore
-from jaxpyop._host import Batch, Host, metrics, run_on_own_threads
-from jaxpyop._native import (
-    DTYPES,
-    Constant,
-    Filled,
-    Ordinary,
-    Signature,
-    Zeros,
-    filler,
-    is_native,
-    native_block,
-    target,
-)
+from jaxpyop._host import Batch, Host, metrics, run_in_parts
+from jaxpyop._native import DTYPES, Constant, Filled, Ordinary, Signature, Zeros, is_native, native_block, target
 from jaxpyop._op.primitive.call import Call
 from jaxpyop._values import number_rule
 
@@ -43,13 +31,13 @@ def lowered_natively(ctx: Any, host: Host, operands: Sequence[Any]) -> Sequence[
         return None
     try:
         signature = _signature(call, host.batch, ctx)
-        if signature.masks and call.method.at_once:
-            # XLA calls Python, which hands parts of the batch to threads.
-            host.fill = _on_threads(call, host.batch, filler(signature))
-            return None
         block = native_block(signature, host.enter)
     except Ordinary as why:
         _LOG.info("%s is called through Python, although Numba compiled its function: %s", call.title, why)
+        return None
+    if signature.masks and call.method.at_once:
+        # XLA calls Python, which hands parts of the batch to threads.
+        host.fill = _on_threads(call, host.batch, block.fill)
         return None
     host.route = "native"
     metrics.count_native(call.op.name, block)
@@ -61,22 +49,13 @@ def _on_threads(call: Call, batch: Batch, fill: Callable[[Sequence[Any], Sequenc
     """Make a function that fills the results of a batch on all processors, and tells whether the kernel could."""
 
     def fill_batch(inputs: Sequence[Any], results: Sequence[Any]) -> bool:
-        size, filled = batch.sizes[0], []
-        # Elements take unequal time, so that each processor takes several parts.
-        bounds = np.linspace(0, size, 1 + min(size, _PARTS_OF_A_PROCESSOR * _PROCESSORS), dtype=int)
-
-        def run(number: int, part: slice) -> None:
+        def fill_part(part: slice) -> bool:
             given = [x[part] if is_batched else x for x, is_batched in zip(inputs, batch.masks[0])]
-            filled.append(fill(given, [x[part] for x in results]))
+            return fill(given, [x[part] for x in results])
 
-        run_on_own_threads(call, enumerate(map(slice, bounds, bounds[1:])), run, _PROCESSORS)
-        return all(filled)
+        return all(run_in_parts(call, batch.sizes[0], fill_part))
 
     return fill_batch
-
-
-_PROCESSORS = os.cpu_count() or 1
-_PARTS_OF_A_PROCESSOR = 4
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
