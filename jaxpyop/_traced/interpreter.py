@@ -333,9 +333,14 @@ class Either:
 def _results(m: Interpreter, v: Any) -> Any:
     """What the function returns, with lists and dicts of Python. A number whose value is traced stays a `Num`."""
 
+    def of_one_type(out: Any) -> Any:
+        if any_part(lambda part: isinstance(part, Union), out):
+            raise Refused("a result has one shape on one path, and another on another", "return one shape")
+        return out
+
     def result(x: Any) -> Any:
         if isinstance(x, Union):
-            return Either(lambda f: m.lifted(lambda a: _of_path(m, f, a), x))
+            return Either(lambda f: of_one_type(m.lifted(lambda a: _of_path(m, f, a), x)))
         if isinstance(x, Obj):
             what = f"an object of {x.cls.__name__} that is made here is returned"
             raise Refused(what, "return a tuple or a dict of its attributes")

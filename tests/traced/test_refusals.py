@@ -237,6 +237,16 @@ def test_what_merges_into_no_shape_is_equal_or_refused():
             jax.jit(op(lambda x, a=first, b=second: a if x > 0 else b, "traced"))(2.0)
 
 
+@pytest.mark.parametrize("wrap", [lambda v: v, lambda v: {"first": v}], ids=["alone", "in a dict"])
+def test_results_of_two_shapes_are_refused_where_no_shape_is_declared(wrap):
+    of = lambda mode: (
+        lambda x: jaxpyop.py_function(lambda x: wrap(x if x > 0 else jnp.ones(3)), [x], wrap(jnp.float32), mode=mode)
+    )
+    with pytest.raises(TypeError, match=r"py_function '.*test_refusals\.py:\d+: .*one shape on one path"):
+        jax.jit(of("traced"))(2.0)
+    assert jax.jit(of("auto"))(2.0) == wrap(2.0)
+
+
 CHANGES = {
     "a number": ("x / 2", "x / 4"),
     "a sign": ("x / 2", "x * 2"),
