@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import jaxpyop
+from jaxpyop._traced import machine
 from tests.traced import outside
 from tests.traced.rows import op
 
@@ -245,6 +246,20 @@ def test_results_of_two_shapes_are_refused_where_no_shape_is_declared(wrap):
     with pytest.raises(TypeError, match=r"py_function '.*test_refusals\.py:\d+: .*one shape on one path"):
         jax.jit(of("traced"))(2.0)
     assert jax.jit(of("auto"))(2.0) == wrap(2.0)
+
+
+def searched(x, low=0, high=4096):
+    middle = (low + high) // 2
+    if high - low == 1:
+        return low * 1.0
+    return searched(x, low, middle) if x < middle else searched(x, middle, high)
+
+
+def test_a_function_of_very_many_branches_is_refused_and_called_in_auto_mode(monkeypatch):
+    monkeypatch.setattr(machine, "_MOST_SIDES", 50)
+    with pytest.raises(TypeError, match=r"more than 50 sides of branches are interpreted; use jnp\.where"):
+        jax.jit(op(searched, "traced"))(2600.0)
+    assert jax.jit(op(searched, "auto"))(2600.0) == 2600
 
 
 CHANGES = {
