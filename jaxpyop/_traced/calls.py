@@ -205,6 +205,8 @@ class Calls(Containers):
 
     def _check_casts(self, f: Any, values: list[Any]) -> None:
         """Refuses a number of Python that a function of JAX may cast to a dtype by way of another one."""
+        if f is jnp.power:
+            self.lifted(self.check_power, *values[1:])
         numbers = list(self._numbers_in(tuple(values)))
         dtypes = [jnp.dtype(v) for v in (f, *values) if _is_dtype(v)] if numbers else []
         if numbers:

@@ -94,6 +94,14 @@ def the_counter_after_a_range(x, n):
     return x + (i - 3) * 0.5
 
 
+@TABLE.equal
+def powers_of_a_counter(x):
+    total = x
+    for k in range(x.astype(int)):
+        total = total + (x - 2) ** k  # with a derivative at zero
+    return total
+
+
 # --------------------------------------------- whole numbers, which have no end in Python
 
 

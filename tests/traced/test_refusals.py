@@ -181,6 +181,7 @@ NOT_IN_THE_LANGUAGE = {
     "a small array of a number": (lambda x: jnp.full_like(jnp.uint32(1), int(x)) * x, "Python becomes uint32"),
     "an item by its place": (lambda x: x.reshape(1).item(3), "an item by its place; index the array"),
     "a namedtuple replaced by place": (lambda x: NAMED._replace(x).first, "_replace.* takes 1 positional argument"),
+    "a power of a bool": (lambda x: (x > 1) ** int(x), "a power of bools.*; make them integers"),
     "a shift": (lambda x: x * (1 << int(x)), r"1 << int\(x\)`: LShift of Python numbers; make them arrays"),
     "a keyword twice": (lambda x: dict(a=1, **{"a": x})["a"], "multiple values for keyword"),  # noqa: PIE804
     "a remainder of floats": (lambda x: x * (float(x) % 2), "Mod of floats of Python; make one of them an array"),
