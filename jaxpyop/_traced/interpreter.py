@@ -6,7 +6,6 @@ To add an expression, write a method `eval_<name of the ast class in lower case>
 from __future__ import annotations
 
 import ast
-import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -175,7 +174,7 @@ class Interpreter(Statements):
         mro = type_of(v).__mro__ if isinstance(v, Obj) and own in type_of(v).__mro__ else (own,)
         c = next((c for c in mro[mro.index(own) + 1 :] if name in vars(c)), object)
         if c is object and name == "__init__":
-            return Partial(contextlib.nullcontext, ())
+            return Foreign(type(None))
         return self.bind_attribute(vars(c).get(name, UNDEF), v, type_of(v))
 
     def _call(self, f: Any, e: ast.Call, env: Obj) -> Any:

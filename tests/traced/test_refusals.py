@@ -117,6 +117,11 @@ class Plain:
     pass
 
 
+class Extra:
+    def __init__(self, x):
+        super().__init__(x)
+
+
 class Named(typing.NamedTuple):
     first: float
 
@@ -205,6 +210,7 @@ NOT_IN_THE_LANGUAGE = {
         "an object of Plain that is made here is returned; return a tuple",
     ),
     "objects that are compared": (lambda x: x * (Plain() == Plain()), "a comparison of objects; compare their"),
+    "an argument that no class takes": (lambda x: Extra(x) and x, "raises TypeError: NoneType takes no arguments"),
     "an interrupt": (raises_an_interrupt, "a raise of what is no Exception"),
 }
 
