@@ -312,6 +312,11 @@ def _hasattr(m: Any, v: Any, name: str) -> bool:
     return is_array(v) or hasattr(v, name)
 
 
+def _fold_in(m: Any, key: Any, data: Any) -> Any:
+    is_number = isinstance(data, Num) and data.kind == "i"
+    return m.call_jax(jax.random.fold_in, [key, num_as_dtype(data, np.dtype(np.uint32)) if is_number else data], {})
+
+
 # One row for each function.
 ROWS: list[tuple[Any, Callable[..., Any]]] = [
     *((sum, _of_list(_sum)), (min, _extreme(ast.Lt)), (max, _extreme(ast.Gt)), (sorted, _of_list(_sorted))),
@@ -334,6 +339,7 @@ ROWS: list[tuple[Any, Callable[..., Any]]] = [
     (divmod, lambda m, a, b: (m.binary(ast.FloorDiv, a, b), m.binary(ast.Mod, a, b))),
     (itertools.pairwise, lambda m, it: Iter(itertools.pairwise(m.lazily(it)))),
     (itertools.chain, lambda m, *its: Iter(x for it in its for x in m.lazily(it))),
+    (jax.random.fold_in, lambda m, key, data: m.lifted(lambda d: _fold_in(m, key, d), data)),
     (contextlib.nullcontext, lambda m, v=None: v),
     (functools.wraps, lambda m, f: Partial(contextlib.nullcontext, ())),
     *((f, lambda m, a, b, op=op: m.binary(op, a, b)) for op, f in PYTHON_OPS.items()),

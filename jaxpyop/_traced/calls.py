@@ -90,10 +90,9 @@ class Calls(Containers):
 
     def _math(self, f: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not kwargs and any(isinstance(x, Num) or is_array(x) for x in args):
-            first, *rest = args
-            if f is math.trunc and is_array(first):
+            if f is math.trunc and is_array(args[0]):
                 raise Refused("math.trunc of an array", "use int(x) or jnp.trunc")
-            return math_function(f.__name__, self.number_of(first, "f") if is_array(first) else first, *rest)
+            return math_function(f.__name__, *(self.number_of(x, "f") if is_array(x) else x for x in args))
         return self.of_constants(f, args, kwargs)
 
     def of_constants(self, f: Any, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -205,6 +204,8 @@ class Calls(Containers):
 
     def _check_casts(self, f: Any, values: list[Any]) -> None:
         """Refuses a number of Python that a function of JAX may cast to a dtype by way of another one."""
+        if f is jnp.power:
+            self.lifted(self.check_power, *values[1:])
         numbers = list(self._numbers_in(tuple(values)))
         dtypes = [jnp.dtype(v) for v in (f, *values) if _is_dtype(v)] if numbers else []
         if numbers:

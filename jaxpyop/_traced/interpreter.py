@@ -6,7 +6,6 @@ To add an expression, write a method `eval_<name of the ast class in lower case>
 from __future__ import annotations
 
 import ast
-import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -175,7 +174,7 @@ class Interpreter(Statements):
         mro = type_of(v).__mro__ if isinstance(v, Obj) and own in type_of(v).__mro__ else (own,)
         c = next((c for c in mro[mro.index(own) + 1 :] if name in vars(c)), object)
         if c is object and name == "__init__":
-            return Partial(contextlib.nullcontext, ())
+            return Foreign(type(None))
         return self.bind_attribute(vars(c).get(name, UNDEF), v, type_of(v))
 
     def _call(self, f: Any, e: ast.Call, env: Obj) -> Any:
@@ -333,9 +332,14 @@ class Either:
 def _results(m: Interpreter, v: Any) -> Any:
     """What the function returns, with lists and dicts of Python. A number whose value is traced stays a `Num`."""
 
+    def of_one_type(out: Any) -> Any:
+        if any_part(lambda part: isinstance(part, Union), out):
+            raise Refused("a result has one shape on one path, and another on another", "return one shape")
+        return out
+
     def result(x: Any) -> Any:
         if isinstance(x, Union):
-            return Either(lambda f: m.lifted(lambda a: _of_path(m, f, a), x))
+            return Either(lambda f: of_one_type(m.lifted(lambda a: _of_path(m, f, a), x)))
         if isinstance(x, Obj):
             what = f"an object of {x.cls.__name__} that is made here is returned"
             raise Refused(what, "return a tuple or a dict of its attributes")

@@ -25,6 +25,8 @@ Thunk = Callable[[], Any]
 _ATTEMPTS = 14
 # A function of more turns and calls than these is refused, because each becomes a part of the program.
 _MOST_STEPS = 20_000
+# And one with more sides of branches, of which JAX and XLA make a program in minutes, or in hours if they are nested.
+_MOST_SIDES = 1_000
 # The status of a frame: how a block was left. If it is not known, it is a number with a range. Outside of loops that is
 # from NORMAL to RETURN, so that what is not normal is a return.
 NORMAL, RETURN, BREAK, CONTINUE = 0, 1, 2, 3
@@ -184,6 +186,9 @@ class Machine:
         found: Forms = {}
         error: PyRaise | None = None
         self.branches += 1
+        if self.branches > _MOST_SIDES:
+            remedy = "use jnp.where, or write `for i in range(n)`, which becomes a loop of the program"
+            raise Refused(f"more than {_MOST_SIDES} sides of branches are interpreted", remedy)
 
         def step() -> list[Any]:
             nonlocal error

@@ -34,6 +34,7 @@ class Operators(Machine):
     outside: Callable[[Any], Any]
     iterate: Callable[..., tuple[Any, ...]]
     length: Callable[..., Any]
+    array_index: Callable[[Any], Any]
 
     def python(self, f: Callable[..., Any], /, *vs: Any, **kw: Any) -> Any:
         """An allowed function of Python or JAX on constants and arrays."""
@@ -81,13 +82,30 @@ class Operators(Machine):
 
     def _arrays(self, op: type, a: Any, b: Any) -> Any:
         x, y = self.beside(a, b)
-        if op is ast.Pow and isinstance(b, Num) and is_array(a) and not _dtypes.is_inexact(a):
-            raise Refused("integers to a power that may be negative, where Python would raise", "make it an array")
+        if op is ast.Pow:
+            self.check_power(a, b)
+            # An integer stays one: the derivative of x ** 0.0 is NaN at zero.
+            y = self.array_index(b) if isinstance(b, Num) and b.kind == "i" else y
         if op in (ast.Add, ast.Sub):
             x, y = _kept_zero(x, y), _kept_zero(y, x)
         out = self.python(PYTHON_OPS[op], x, y)
         is_real = isinstance(out, core.Tracer) and jnp.issubdtype(out.dtype, jnp.floating)
         return without_negative_zeros(out) if is_real and gives_no_negative_zero(op, a, b) else out
+
+    def check_power(self, a: Any, b: Any) -> None:
+        """JAX knows the exponent in a direct call: it raises if that is negative, and takes all of its bits."""
+        is_scalar_array = isinstance(b, core.Tracer) and b.ndim == 0 and b.dtype != np.bool_
+        is_exponent = isinstance(b, Num) or (is_scalar_array and "JAX calls" not in self.unable)
+        types_ = (getattr(v, "dtype", None) or type_of(v) for v in (a, b))
+        if is_exponent and not any(jnp.issubdtype(t, np.inexact) for t in types_):
+            if getattr(a, "dtype", None) == np.bool_:
+                raise Refused("a power of bools, which has another dtype in a direct call", "make them integers")
+            lo, hi = bounds(b) if isinstance(b, Num) else (-1, 64)
+            power = raw(b, "i") if isinstance(b, Num) else b
+            if lo < 0:
+                raise_if(wide(lambda: power < 0), TypeError, "Integers cannot be raised to negative powers")
+            if hi > 63:
+                beyond_if(wide(lambda: power > 63), "an integer to a power beyond 63, of which a program takes 6 bits")
 
     def beside(self, *vs: Any) -> list[Any]:
         """Two values, of which one is an array, as JAX takes them beside each other."""

@@ -94,6 +94,17 @@ def the_counter_after_a_range(x, n):
     return x + (i - 3) * 0.5
 
 
+@TABLE.equal
+def powers_of_a_counter(x):
+    total = x
+    for k in range(x.astype(int)):
+        total = total + (x - 2) ** k  # with a derivative at zero
+    return total
+
+
+TABLE.either_all({"a slice of a range": lambda x: x + sum(range(9)[::2]) + isinstance(range(9)[2:5], range)})
+
+
 # --------------------------------------------- whole numbers, which have no end in Python
 
 
@@ -129,7 +140,7 @@ TABLE.equal_all(
         "an int of an integer array": lambda x: jnp.arange(9.0)[int(x.astype(int))] * x,
         "divided by what is positive": lambda x: x * (1 / (abs(float(x)) + 1.0) + 1 / (float(x) ** 2 + 1)),
         "a root of a size": lambda x: x * abs(float(x)) ** 0.5,
-        "math of two values": lambda x: x * math.hypot(x, 3) + math.atan2(x, 2) + math.radians(x) if x > 1 else x,
+        "math of two values": lambda x: x * math.hypot(x, 3) + math.atan2(x, x + 1) + math.radians(x) if x > 1 else x,
         "math of Python numbers": lambda x: x * math.sqrt(2.0) if x > 3 else x * math.pi,
     },
     slow=True,

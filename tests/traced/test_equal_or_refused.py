@@ -23,7 +23,7 @@ DIFFERENTIABLE = [
     if module is not subtleties and row.argnums and row.make()[1]() is None
 ]
 # Loops of different lengths, which run together in a batch, and a derivative at zero.
-FAST_GRADIENTS = ("an attribute in a loop", "an array and a zero")
+FAST_GRADIENTS = ("an attribute in a loop", "an array and a zero", "powers of a counter")
 
 # Python 3.12 says that `~` of a bool will be an error one day.
 pytestmark = pytest.mark.filterwarnings("ignore:Bitwise inversion")

@@ -106,6 +106,13 @@ RAISES = {
     "an exponential": (lambda x: math.exp(x), 1e4, 2.0),
     "a power that is too large": (lambda x: x * (float(x) ** 400.0 > 1), 1e30, 1.0),
     "a power of zero": (lambda x: float(x) ** -1.0, 0.0, 2.0),
+    "a negative power": (lambda x: 2 ** x.astype(int) * 1.0, -1.0, 3.0),
+    "a negative power of JAX": (lambda x: jnp.power(jnp.int32(2), int(x.astype(int))) * 1.0, -1.0, 3.0),
+    "a negative number for a key": (
+        lambda x: jax.random.uniform(jax.random.fold_in(jax.random.key(0), int(x.astype(int)))),
+        -1.0,
+        3.0,
+    ),
     "an index": (lambda x: [1.0, 2.0][int(x)], 5.0, -2.0),
     "an item that is set": (sets_an_item, -3.0, -2.0),
     "an int of infinity": (lambda x: int(x) * 1.0, math.inf, 2.0),

@@ -26,6 +26,7 @@ def test_an_integer_that_python_lets_grow_raises_where_the_program_cannot_hold_i
         (lambda x: doubled(x - 1) + (int(x.astype(int)) * 2**55) / 3, 1.0, r"beyond 2\*\*53"),
         (lambda x: int(x) * 1.0, 1e19, r"beyond 2\*\*62"),
         (lambda x: float(x) ** 0.5 > 0, -1.0, "complex"),
+        (lambda x: 3 ** x.astype(int), 64.0, "beyond 63"),
     ):
         error = raised_by(jax.jit(op(lambda x, body=body: body(x) * 1.0, "traced")), F(x))
         assert type(error) is OverflowError

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import jaxpyop
+from jaxpyop._traced import machine
 from tests.shared.tables import named
 from tests.traced import outside
 from tests.traced.rows import op
@@ -117,6 +118,11 @@ class Plain:
     pass
 
 
+class Extra:
+    def __init__(self, x):
+        super().__init__(x)
+
+
 class Named(typing.NamedTuple):
     first: float
 
@@ -181,6 +187,7 @@ NOT_IN_THE_LANGUAGE = {
     "a small array of a number": (lambda x: jnp.full_like(jnp.uint32(1), int(x)) * x, "Python becomes uint32"),
     "an item by its place": (lambda x: x.reshape(1).item(3), "an item by its place; index the array"),
     "a namedtuple replaced by place": (lambda x: NAMED._replace(x).first, "_replace.* takes 1 positional argument"),
+    "a power of a bool": (lambda x: (x > 1) ** int(x), "a power of bools.*; make them integers"),
     "a shift": (lambda x: x * (1 << int(x)), r"1 << int\(x\)`: LShift of Python numbers; make them arrays"),
     "a keyword twice": (lambda x: dict(a=1, **{"a": x})["a"], "multiple values for keyword"),  # noqa: PIE804
     "a remainder of floats": (lambda x: x * (float(x) % 2), "Mod of floats of Python; make one of them an array"),
@@ -204,6 +211,7 @@ NOT_IN_THE_LANGUAGE = {
         "an object of Plain that is made here is returned; return a tuple",
     ),
     "objects that are compared": (lambda x: x * (Plain() == Plain()), "a comparison of objects; compare their"),
+    "an argument that no class takes": (lambda x: Extra(x) and x, "raises TypeError: NoneType takes no arguments"),
     "an interrupt": (raises_an_interrupt, "a raise of what is no Exception"),
 }
 
@@ -236,6 +244,30 @@ def test_what_merges_into_no_shape_is_equal_or_refused():
     for first, second in ((jnp.ones(2), jnp.ones(3)), ((1.0, 2.0), 1.0)):
         with pytest.raises((TypeError, ValueError), match="py_function"):
             jax.jit(op(lambda x, a=first, b=second: a if x > 0 else b, "traced"))(2.0)
+
+
+@pytest.mark.parametrize("wrap", [lambda v: v, lambda v: {"first": v}], ids=["alone", "in a dict"])
+def test_results_of_two_shapes_are_refused_where_no_shape_is_declared(wrap):
+    of = lambda mode: (
+        lambda x: jaxpyop.py_function(lambda x: wrap(x if x > 0 else jnp.ones(3)), [x], wrap(jnp.float32), mode=mode)
+    )
+    with pytest.raises(TypeError, match=r"py_function '.*test_refusals\.py:\d+: .*one shape on one path"):
+        jax.jit(of("traced"))(2.0)
+    assert jax.jit(of("auto"))(2.0) == wrap(2.0)
+
+
+def searched(x, low=0, high=4096):
+    middle = (low + high) // 2
+    if high - low == 1:
+        return low * 1.0
+    return searched(x, low, middle) if x < middle else searched(x, middle, high)
+
+
+def test_a_function_of_very_many_branches_is_refused_and_called_in_auto_mode(monkeypatch):
+    monkeypatch.setattr(machine, "_MOST_SIDES", 50)
+    with pytest.raises(TypeError, match=r"more than 50 sides of branches are interpreted; use jnp\.where"):
+        jax.jit(op(searched, "traced"))(2600.0)
+    assert jax.jit(op(searched, "auto"))(2600.0) == 2600
 
 
 CHANGES = {
