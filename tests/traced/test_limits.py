@@ -7,6 +7,8 @@ import re
 import sys
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from tests.traced.rows import F, op, raised_by
@@ -112,3 +114,12 @@ def test_a_float_that_is_zero_in_the_program_alone_raises_where_zero_decides(bod
     program = jax.jit(op(lambda x: 1.0 if body(x) else 0.0, "traced"))
     assert type(raised_by(program, F(1e-20))) is OverflowError
     assert program(F(0.5)) == body(F(0.5)) == 1
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_an_input_that_is_zero_to_xla_alone_is_the_float_that_it_is(dtype):
+    """Its mantissa is not full in 32 bits, and is in 64."""
+    program = jax.jit(op(lambda x: float(x) * 2.0**120 if float(x) != 0 else 7.0, "traced"))
+    for x in (1e-40, -1e-44, 0.0, 1.5):
+        array = np.asarray(x, dtype)
+        assert program(jnp.asarray(array)) == (float(array) * 2.0**120 or 7)

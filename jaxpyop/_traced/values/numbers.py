@@ -72,11 +72,23 @@ def of_array(x: Any, kind: str = "") -> Num:
     kind = kind or own
     # As in Python, a number of Python has no derivative.
     x = lax.stop_gradient(x)
-    val = wide(lax.convert_element_type, x, DTYPES[kind])
+    val = wide(_widened if own == kind == "f" else lax.convert_element_type, x, DTYPES[kind])
     if kind == "i" and x.dtype != np.bool_:
         info = jnp.iinfo(x.dtype)
         return integer(val, int(info.min), int(info.max), lambda: lax.convert_element_type(x, np.float64))
     return Num(kind, val, 0, 1)
+
+
+def _widened(x: Any, dtype: Any) -> Any:
+    """A floating-point array in 64 bits. XLA takes one of 32 bits for zero that is too small for a full mantissa."""
+    found = lax.convert_element_type(x, dtype)
+    if x.dtype not in (np.float32, jnp.bfloat16):
+        return found
+    bits = lax.bitcast_convert_type(x, np.int32 if x.dtype == np.float32 else np.int16).astype(np.int32)
+    bits = bits if x.dtype == np.float32 else bits << 16
+    size = bits & 0x7FFFFFFF
+    small = size.astype(dtype) * 2.0**-149
+    return jnp.where(size < 1 << 23, jnp.where(bits < 0, -small, small), found)
 
 
 def may_be_nan(v: Any) -> bool:
