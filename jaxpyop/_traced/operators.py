@@ -22,7 +22,7 @@ from jaxpyop._traced.values import *
 
 _UNARY: dict[type, Callable[..., Any]] = {ast.USub: operator.neg, ast.UAdd: operator.pos, ast.Invert: operator.invert}
 
-RECURSION = "a function calls itself, and when it ends depends on values"
+RECURSION = "a function calls itself, or too many tests lie in each other, and when this ends depends on values"
 
 
 class Operators(Machine):
