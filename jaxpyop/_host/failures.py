@@ -54,16 +54,12 @@ class Failures:
             self.count += noted[0]
             self.first = self.first or noted[1]
 
-    def taken(self) -> tuple[int, str]:
-        """Return what a worker counted since the last call of this method, and start again from zero.
+    def of_job(self) -> tuple[int, str]:
+        """Return what a worker counted in one job. Each job has a copy of its own.
 
         In the op's own process it returns nothing new, because the failures are counted in the right place already.
         """
-        if self._place is not None:
-            return 0, ""
-        with self._lock:
-            noted, self.count, self.first = (self.count, self.first), 0, ""
-        return noted
+        return (self.count, self.first) if self._place is None else (0, "")
 
     @contextlib.contextmanager
     def in_batch(self) -> Iterator[None]:

@@ -190,7 +190,7 @@ class Job:
                 self._raise(error)
         failures = body.op.failures
         counted = {} if self._is_at_home else metrics.counted_in_worker()
-        return Outcome(done, [column[:done] for column in columns], failures and failures.taken(), counted)
+        return Outcome(done, [column[:done] for column in columns], failures and failures.of_job(), counted)
 
     @property
     def _is_at_home(self) -> bool:
