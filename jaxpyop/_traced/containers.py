@@ -105,8 +105,6 @@ class Containers(Operators):
             return At(box.array, key)
         if isinstance(box, Obj) and box.cls in (list, dict):
             return self.lifted(lambda items: self._of_items(box.cls, items, key), box.slots["items"])
-        if isinstance(box, Obj):
-            raise Refused(f"an item of a {name_of_type(box)}")
         if type(box) is range and isinstance(key, slice):
             return self.python(operator.getitem, box, key)
         if type(box) in (list, range) or isinstance(box, tuple):
