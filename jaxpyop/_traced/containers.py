@@ -105,16 +105,16 @@ class Containers(Operators):
             return At(box.array, key)
         if isinstance(box, Obj) and box.cls in (list, dict):
             return self.lifted(lambda items: self._of_items(box.cls, items, key), box.slots["items"])
-        if type(box) is range and isinstance(key, slice):
+        if isinstance(box, Obj):
+            raise Refused(f"an item of a {name_of_type(box)}")
+        if (isinstance(box, (str, np.ndarray)) and not is_array(key)) or (type(box) is range and isinstance(key, slice)):
+            self.need_constant(None if isinstance(key, slice) else key)
             return self.python(operator.getitem, box, key)
         if type(box) in (list, range) or isinstance(box, tuple):
             return self._of_items(type(box), tuple(map(self.outside, box)), key)
         if type(box) is dict:
             self.need_constant(*box)
             return self.outside(self._value_of_key(tuple(box.items()), key))
-        if isinstance(box, (str, np.ndarray)) and not is_array(key):
-            self.need_constant(None if isinstance(key, slice) else key)
-            return self.python(operator.getitem, box, key)
         raise Refused(f"an item of a {name_of_type(box)}")
 
     def _of_items(self, cls: type, items: Items, key: Any) -> Any:
