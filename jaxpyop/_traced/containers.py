@@ -107,7 +107,7 @@ class Containers(Operators):
             return self.lifted(lambda items: self._of_items(box.cls, items, key), box.slots["items"])
         if isinstance(box, Obj):
             raise Refused(f"an item of a {name_of_type(box)}")
-        if (isinstance(box, (str, np.ndarray)) and not is_array(key)) or (type(box) is range and isinstance(key, slice)):
+        if (isinstance(box, str | np.ndarray) and not is_array(key)) or (type(box) is range and isinstance(key, slice)):
             self.need_constant(None if isinstance(key, slice) else key)
             return self.python(operator.getitem, box, key)
         if type(box) in (list, range) or isinstance(box, tuple):

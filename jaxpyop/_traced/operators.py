@@ -229,12 +229,13 @@ class Operators(Machine):
         """Whether Python takes two items for the same. It first asks whether they are one object, which a NaN is, too.
 
         Raises:
-            Refused: both may be NaN, and whether they were one object before a branch or a loop is not known.
+            Refused: whether they are one object decides, and is not known: of what may be NaN, and was in a branch or a
+                loop, and of an array, which a function of JAX may return as it is here, and not in a direct call.
         """
-        if a is b:
+        if a is b and not is_array(a):
             return True
-        if may_be_nan(a) and may_be_nan(b):
-            raise Refused("Python asks whether two floats are one object, which is not known", "compare them by ==")
+        if (a is b and a.size != 1) or (may_be_nan(a) and may_be_nan(b)):
+            raise Refused("Python asks whether two values are one object, which is not known", "compare them by ==")
         return self.truth(self.compare(ast.Eq, a, b))
 
 

@@ -176,6 +176,7 @@ def an_annotation_that_calls(x):
 # Each with what the error has to name: the expression, and what is not in the language or what to write.
 NOT_IN_THE_LANGUAGE = {
     "a key of max": (lambda x: max([x, 2.0], key=abs), "arguments that are not in the language: .*key"),
+    "an array among arrays": (lambda x: x if x in [x.real] else 2 * x, "are one object, which is not known"),
     "a key of sort": (lambda x: x * [1, 2].sort(key=abs), "list.sort with a key; write l = sorted"),
     "a float of a complex": (lambda x: x * float(x * 1j), "the Python number of complex64"),
     "many turns": (lambda x: x + sum(i for i in range(10**8)), "turns of loops are unrolled; use jax.lax.fori_loop"),
