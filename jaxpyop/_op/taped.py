@@ -54,7 +54,7 @@ def linearize_on_tape(
         recorded: for which inputs the body is recorded.
         has_flag: whether the flag of `when=` comes before the inputs of the body.
         skip: how many inputs the call has before these.
-        body_hash: by what receipts name the body, if calls that are there already read them too.
+        body_hash: the hash of the body in receipts, if an earlier derivative already looks for its record by it.
     """
     body_hash = hash((body.identity, recorded)) if body_hash is None else body_hash
     forward = TapeRecording(body, call.environment, recorded, has_flag, body_hash)

@@ -80,7 +80,11 @@ def of_array(x: Any, kind: str = "") -> Num:
 
 
 def _widened(x: Any, dtype: Any) -> Any:
-    """A floating-point array in 64 bits. XLA takes one of 32 bits for zero that is too small for a full mantissa."""
+    """A floating-point array in 64 bits.
+
+    XLA takes a float32 for zero that is too small for a full mantissa, so such a number is made from its bits. Those of
+    a bfloat16 are the upper half of a float32.
+    """
     found = lax.convert_element_type(x, dtype)
     if x.dtype not in (np.float32, jnp.bfloat16):
         return found
