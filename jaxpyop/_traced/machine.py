@@ -25,7 +25,7 @@ Thunk = Callable[[], Any]
 _ATTEMPTS = 14
 # A function of more turns and calls than these is refused, because each becomes a part of the program.
 _MOST_STEPS = 20_000
-# A function with more sides of branches than these is refused: to compile them takes minutes, or hours if they are nested.
+# A function with more sides of branches than these is refused: to compile them takes minutes, or hours if nested.
 _MOST_SIDES = 1_000
 # The status of a frame: how a block was left. If it is not known, it is a number with a range. Outside of loops that is
 # from NORMAL to RETURN, so that what is not normal is a return.
