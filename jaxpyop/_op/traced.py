@@ -72,7 +72,7 @@ def trace(op: Op, inputs: Inputs, call_host: Callable[[Op, Any], Any], arrays: S
     Raises:
         UntraceableError: the function is not in the language of traced mode.
     """
-    from jaxpyop._traced import Either, Refused, interpret
+    from jaxpyop._traced import Refused, interpret
 
     can_change = lambda value: isinstance(value, (list, dict, set))
     if any(map(can_change, jax.tree.leaves(tuple(inputs.leaves), is_leaf=can_change))):
@@ -80,8 +80,6 @@ def trace(op: Op, inputs: Inputs, call_host: Callable[[Op, Any], Any], arrays: S
         raise UntraceableError(f'{op.title}: {reason}; or write mode="eager"', reason)
 
     def checked(returned: Any) -> Sequence[Any]:
-        if isinstance(returned, Either):
-            return returned.map(lambda value: tuple(checked(value)))
         values = match(op.spec.returned, returned, op.title)
         outs = encode(op, values, _checked, ())
         for k, (value, leaf) in enumerate(zip(outs, UserBody(op, inputs).promised(arrays))):

@@ -24,10 +24,10 @@ out. At its end, the op calls Python to raise the error. Where a range shows tha
 check. What raises always, or looks like a mistake, is refused.
 
 **To read**, in this order: `values` (`kinds`: what a variable may hold; `forms`: how two values become one; `numbers`),
-`machine` (errors, branches and loops), `operators`, `containers` (items and attributes), `calls`, `user_functions`,
-`statements`, `interpreter` (expressions, and the way in). `loop` is a loop on values as a primitive of JAX. Each class
-of `machine` to `interpreter` adds a part of the language to the class before. Whatever does not know a kind of value
-refuses it. `shapes` is the interpreter for the shapes of results alone.
+`machine` (errors, branches and loops), `operators`, `containers` (items), `objects` (attributes), `calls`,
+`user_functions`, `statements`, `interpreter` (expressions, and the way in). `loop` is a loop on values as a primitive
+of JAX. Each class of `machine` to `interpreter` adds a part of the language to the class before. Whatever does not know
+a kind of value refuses it. `shapes` is the interpreter for the shapes of results alone.
 
 **To add a function** that may be called:
 

@@ -19,7 +19,7 @@ import math
 import operator
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -261,14 +261,7 @@ def _isinstance(m: Any, v: Any, t: Any) -> Any:
 
 
 def _any(end: bool) -> Callable[..., Any]:
-    """`any` or `all`: the result `end` comes with the first item that has it, and no further item is asked for."""
-
-    def of(m: Any, values: Iterator[Any]) -> Any:
-        if (x := next(values, UNDEF)) is UNDEF:
-            return not end
-        return m.branch(m.truth(x if end else m.not_(x)), lambda: end, lambda: of(m, values))
-
-    return lambda m, v: m.lifted(lambda i: of(m, m.lazily(i)), m.known_length(v))
+    return lambda m, v: m.lifted(lambda i: m.any_of(m.lazily(i), end), m.known_length(v))
 
 
 def _reversed(m: Any, it: Any) -> Any:
@@ -282,7 +275,14 @@ def _reversed(m: Any, it: Any) -> Any:
 def _zip(m: Any, *its: Any, strict: Any = False) -> Any:
     if strict and len({m.python(int, m.length(it)) for it in its}) > 1:
         raise PyRaise(ValueError("zip() of arguments of several lengths"))
-    return Iter(zip(*map(m.lazily, its)))
+    parts = [m.by_index(it) for it in its]
+    item = lambda i: tuple(of(i) for _, of in parts)
+    return Iter(zip(*map(m.lazily, its)), (min((length for length, _ in parts), default=0), item))
+
+
+def _enumerate(m: Any, it: Any, start: Any = 0) -> Any:
+    length, item = m.by_index(it)
+    return Iter(enumerate(m.lazily(it), start), (length, lambda i: (m.binary(ast.Add, i, start), item(i))))
 
 
 def _dict(m: Any, /, *args: Any, **kwargs: Any) -> Any:
@@ -299,6 +299,12 @@ def _replace(m: Any, obj: Any, /, **changes: Any) -> Any:
 
 def _of_constants(f: Any) -> Callable[..., Any]:
     return lambda m, *args, **kwargs: m.of_constants(f, args, kwargs)
+
+
+def _print(m: Any, *args: Any, **kwargs: Any) -> Any:
+    if m.auto:
+        raise Refused("print, which a program does not repeat when it runs again")
+    return m.of_constants(print, args, kwargs)
 
 
 def _one(f: Callable[..., Any]) -> Callable[..., Any]:
@@ -325,17 +331,18 @@ ROWS: list[tuple[Any, Callable[..., Any]]] = [
     *((zip, _zip), (dict, _dict), (functools.reduce, _reduce)),
     (dataclasses.replace, _one(_replace)),
     (map, lambda m, f, *its: Iter(map(lambda *xs: m.call(f, xs, {}), *map(m.lazily, its)))),
-    (enumerate, lambda m, it, start=0: Iter(enumerate(m.lazily(it), start))),
+    (enumerate, _enumerate),
     (bool, lambda m, v=False: m.truth_value(v)),
     (len, lambda m, v: m.lifted(m.length, v)),
     (list, lambda m, v=(): m.lifted(lambda i: m.new_list(m.iterate(i)), m.known_length(v))),
     (tuple, lambda m, v=(): m.lifted(m.iterate, m.known_length(v))),
     *((isinstance, _one(_isinstance)), (hasattr, _one(_hasattr))),
-    *((f, _of_constants(f)) for f in (print, str, repr, complex, ord, chr, frozenset, callable)),
+    *((f, _of_constants(f)) for f in (str, repr, complex, ord, chr, frozenset, callable)),
     (pow, lambda m, a, b, *rest: m.of_constants(pow, [a, b, *rest], {}) if rest else m.binary(ast.Pow, a, b)),
     (itertools.product, lambda m, *its, repeat=1: Iter(itertools.product(*map(m.iterate, its), repeat=repeat))),
     (slice, lambda m, *ends: m.new_slice(*ends)),
     (functools.partial, lambda m, f, /, *args, **kwargs: Partial(f, tuple(args), kwargs)),
+    (print, _print),
     (divmod, lambda m, a, b: (m.binary(ast.FloorDiv, a, b), m.binary(ast.Mod, a, b))),
     (itertools.pairwise, lambda m, it: Iter(itertools.pairwise(m.lazily(it)))),
     (itertools.chain, lambda m, *its: Iter(x for it in its for x in m.lazily(it))),

@@ -1,14 +1,10 @@
-"""Calls: which way each callable is called, functions that JAX calls, methods, and objects that the program makes."""
+"""Calls: which way each callable is called, functions that JAX calls, and methods."""
 
 from __future__ import annotations
 
-import dataclasses
-import enum
 import functools
-import inspect
 import math
 import types
-import typing
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -22,12 +18,12 @@ from jaxpyop._config import config
 from jaxpyop._functions import without_partials
 from jaxpyop._traced import allowed
 from jaxpyop._traced.allowed import BUILTINS, KNOWN, OF_JAX, OF_MATH, OF_NUMPY
-from jaxpyop._traced.containers import Containers
-from jaxpyop._traced.operators import name_of_type
+from jaxpyop._traced.objects import Objects
+from jaxpyop._traced.operators import OUTSIDE, name_of_function, name_of_type
 from jaxpyop._traced.values import *
 
 
-class Calls(Containers):
+class Calls(Objects):
     """Calls of everything but functions of the user, which `Functions` interprets."""
 
     call_user: Callable[..., Any]
@@ -192,15 +188,7 @@ class Calls(Containers):
         values = *args, *kwargs.values()
         if id(f) not in KNOWN or id(f) in allowed.OF_TREES:
             return self.lifted(called, *values)
-        # A list of values of several kinds: there is a branch for each of them.
-        several = list[Union]()
-        self.mapped(lambda v: several.append(v) if isinstance(v, Union) else None, values)
-
-        def of(*alternatives: Any) -> Any:
-            rest = iter(alternatives)
-            return called(*self.mapped(lambda v: next(rest) if isinstance(v, Union) else v, values))
-
-        return self.lifted(of, *several) if several else called(*values)
+        return self.for_each(lambda xs: called(*xs), values)
 
     def _check_casts(self, f: Any, values: list[Any]) -> None:
         """Refuses a number of Python that a function of JAX may cast to a dtype by way of another one."""
@@ -276,56 +264,6 @@ class Calls(Containers):
 
         return self.lifted(of, v)
 
-    # --------------------------------------------------------------------- objects
-
-    def _construct(self, cls: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        if issubclass(cls, tuple) and hasattr(cls, "_fields"):
-            check_tuple(cls)
-            return self.python(cls, *args, **kwargs)
-        if module_of(cls) in LIBRARIES and not issubclass(cls, BaseException):
-            raise Refused(f"`{name_of_function(cls)}` is not in the language", OUTSIDE)
-        check_class(cls)
-        if issubclass(cls, BaseException):
-            if any(isinstance(v, Kind) or is_array(v) for v in (*args, *kwargs.values())):
-                raise Refused(f"a {cls.__name__} of a value that is not known", "write an f-string that names it")
-            self.need_constant(*args, *kwargs.values())
-            return self.python(cls, *args, **kwargs)
-        if issubclass(cls, enum.Enum):
-            raise Refused(f"a {cls.__name__} that is looked up by its value", f"write {cls.__name__}.NAME")
-        if type(cls) is not type or any(is_plain_base(c, cls) for c in cls.__mro__[:-1] if c is not typing.Generic):
-            what = "a class that is built in or made in a way of its own, is not in the language"
-            raise Refused(f"`{name_of_function(cls)}`, {what}", OUTSIDE)
-        obj = Obj(cls, {})
-        owner = next((c for c in cls.__mro__[:-1] if "__init__" in vars(c)), object)
-        init: Any = vars(owner)["__init__"]
-        if "__dataclass_params__" in vars(owner) and getattr(init, "__code__", init).co_filename == "<string>":
-            self._set_fields(obj, owner, args, kwargs)
-        elif owner is not object:
-            self.call(Partial(self.outside(init), (obj,)), args, kwargs)
-        elif args or kwargs:
-            raise PyRaise(TypeError(f"{cls.__name__}() takes no arguments"))
-        return obj
-
-    def _set_fields(self, obj: Obj, owner: Any, args: list[Any], kwargs: dict[str, Any]) -> None:
-        """What the `__init__` does that `dataclass` wrote for the class `owner`."""
-        fields, signature = dataclasses.fields(owner), inspect.signature(vars(owner)["__init__"])
-        try:
-            given = signature.bind(obj, *args, **kwargs).arguments
-        except TypeError as e:
-            raise PyRaise(e) from None
-        if len(signature.parameters) > 1 + sum(f.init for f in fields):
-            raise Refused(f"an InitVar of {owner.__name__} is not in the language")
-        for f in fields:
-            if f.name in given:
-                obj.slots[f.name] = given[f.name]
-            elif f.default_factory is not dataclasses.MISSING:
-                obj.slots[f.name] = self.call(self.outside(f.default_factory), [], {})
-            elif f.init and f.default is not dataclasses.MISSING:
-                obj.slots[f.name] = self.outside(f.default)
-        check_no_iterators(*obj.slots.values())
-        if (post := self.class_attribute(obj.cls, "__post_init__")) is not UNDEF:
-            self.call(Partial(post, (obj,)), [], {})
-
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
 def _never_differentiated(x: Any, where: str) -> Any:
@@ -358,10 +296,6 @@ def _is_dtype(v: Any) -> bool:
 
 
 _TO_ARRAY = "make it an array, such as jnp.float32(n)"
-OUTSIDE = (
-    "pass in what it gives as an input, write it with jax.numpy or jax.lax, or "
-    'write mode="eager" to call the body at run time instead'
-)
 
 
 def is_of_jax(v: Any) -> bool:
@@ -379,11 +313,3 @@ def _is_function_of_jax(v: Any) -> bool:
         return False
     f = getattr(v.func, "fun", v.func) if isinstance(v, jax.tree_util.Partial) else v
     return without_partials(f).__module__.startswith("jax.")
-
-
-def name_of_function(f: Any) -> str:
-    if not isinstance(f, (type, types.FunctionType, types.BuiltinFunctionType)) and module_of(type(f)) not in LIBRARIES:
-        return type(f).__name__
-    module, name = (str(getattr(f, key, "")) for key in ("__module__", "__qualname__"))
-    short = {"numpy": "np", "jax.numpy": "jnp", "builtins": "", "None": ""}.get(module, module)
-    return f"{short}.{name or type(f).__name__}".lstrip(".")

@@ -1,20 +1,18 @@
-"""What values hold: the items of lists, dicts, tuples and arrays, iteration, attributes, methods of lists and dicts."""
+"""What values hold: the items of lists, dicts, tuples and arrays, iteration, and methods of lists and dicts."""
 
 from __future__ import annotations
 
-import abc
+import ast
 import enum
 import itertools
 import operator
-import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpyop._traced.allowed import DATA, METHODS
-from jaxpyop._traced.operators import Operators, name_of_type, type_of
+from jaxpyop._traced.operators import Operators, name_of_type
 from jaxpyop._traced.values import *
 
 # A traced index with more values than these is refused for a list.
@@ -24,7 +22,7 @@ CHANGES = 'return the new value, make it in the function, or write mode="eager" 
 
 
 class Containers(Operators):
-    """Items and attributes are read and set."""
+    """Items are read and set, and gone over."""
 
     def new_list(self, items: Any) -> Obj:
         items = tuple(items)
@@ -58,6 +56,18 @@ class Containers(Operators):
         if type(v) is dict or is_dict(v):
             return {k: self.mapped(f, x) for k, x in self.pairs(v)}
         return f(v)
+
+    def for_each(self, f: Callable[[Any], Any], v: Any, test: Callable[[Union], bool] = lambda _: True) -> Any:
+        """`f(v)`, by a branch for each alternative of those Unions in `v` that pass a test."""
+        unions = list[Union]()
+        is_apart = lambda x: isinstance(x, Union) and test(x)
+        self.mapped(lambda x: unions.append(x) if is_apart(x) else None, v)
+
+        def of(*alternatives: Any) -> Any:
+            rest = iter(alternatives)
+            return self.for_each(f, self.mapped(lambda x: next(rest) if is_apart(x) else x, v), test)
+
+        return self.lifted(of, *unions) if unions else f(v)
 
     def new_slice(self, *ends: Any) -> Any:
         if any(isinstance(x, (Num, Union)) or is_array(x) for x in ends):
@@ -211,6 +221,14 @@ class Containers(Operators):
             values = v if isinstance(v, range) else self._constants(v)
         return map(self.counted, values)
 
+    def by_index(self, v: Any) -> tuple[int, Any]:
+        """How many values a `for` over v takes, and a function of an index that gives one. Of a list there is none."""
+        if isinstance(v, range):
+            return len(v), lambda i: self.binary(ast.Add, v.start, self.binary(ast.Mult, i, v.step))
+        if is_array(v) and v.ndim:
+            return len(v), lambda i: self.get_item(v, i)
+        return v.by_index if isinstance(v, Iter) else (0, None)
+
     def of_list(self, v: Obj, n: int, step: int) -> Iterator[Any]:
         while 0 <= n < len(self.items(v)):
             yield self.items(v)[n]
@@ -228,15 +246,15 @@ class Containers(Operators):
 
     def iterate(self, v: Any) -> Items:
         """The values that a `for` over v takes."""
-        return self._constants(v) if isinstance(v, range) else tuple(self.lazily(v))
+        return tuple(self._constants(v) if isinstance(v, range) else self.lazily(v))
 
-    def _constants(self, v: Any) -> Items:
+    def _constants(self, v: Any) -> Iterable[Any]:
         if isinstance(v, tuple):
             return v
         if is_array(v):
             if v.ndim == 0:
                 raise PyRaise(TypeError("iteration over a 0-d array"))
-            return tuple(v[i] for i in range(v.shape[0]))
+            return (v[i] for i in range(v.shape[0]))
         if type(v) in (range, str, list, dict, np.ndarray) or (isinstance(v, type) and issubclass(v, enum.Enum)):
             return tuple(self.outside(self.counted(x)) for x in v)
         if isinstance(v, TracedRange):
@@ -250,101 +268,6 @@ class Containers(Operators):
             parts = tuple(map(self.outside, v))
             return v if hasattr(v, "_fields") else parts
         return v
-
-    # -------------------------------------------------------------------- attributes
-
-    def class_attribute(self, cls: Any, name: str) -> Any:
-        """What a class of the user has, as it stands in the class, or UNDEF."""
-        for c in cls.__mro__ if isinstance(cls, type) else ():
-            if c is not object and name in vars(c):
-                return vars(c)[name]
-        return UNDEF
-
-    def get_attr(self, v: Any, name: str) -> Any:
-        if isinstance(v, Union) or v is UNDEF:
-            return self.lifted(lambda a: self.get_attr(a, name), v)
-        check_name(name)
-        if name in METHODS.get(type_of(v), ()) or (name == "_replace" and isinstance(v, tuple)):
-            return Method(v, name)
-        if any(isinstance(v, types_) and name in names for types_, names in DATA):
-            return getattr(v, name)
-        if is_array(v) and name == "at":
-            return At(v)
-        if isinstance(v, types.ModuleType):
-            return self._of_module(v, name)
-        return self._of_class(v, name) if isinstance(v, type) else self._of_object(v, name)
-
-    def _of_module(self, v: types.ModuleType, name: str) -> Any:
-        if name not in vars(v) and v.__name__.split(".")[0] not in LIBRARIES:
-            if "__getattr__" in vars(v):
-                raise Refused(f"the attribute {name} of the module {v.__name__}, which has a __getattr__")
-            raise PyRaise(AttributeError(f"module {v.__name__!r} has no attribute {name!r}"))
-        return self.outside(self.python(getattr, v, name))
-
-    def _of_object(self, v: Any, name: str) -> Any:
-        """An attribute of an object of the program, or of one from outside, which nothing in the program changes."""
-        cls: Any = type_of(v)
-        if isinstance(v, tuple):
-            if name in (fields := getattr(cls, "_fields", ())):
-                return v[fields.index(name)]
-        elif module_of(cls) in LIBRARIES or (isinstance(v, Kind) and not isinstance(v, Obj)) or cls in METHODS:
-            raise Refused(f"the attribute {name} of a {name_of_type(v)} is not in the language")
-        else:
-            check_class(cls)
-        if name == "__class__":
-            return cls
-        own = v.slots if isinstance(v, Obj) else attributes_of(v)
-        found = self.class_attribute(cls, name)
-        if name in own and not is_data_descriptor(found):
-            x = self.outside(own[name])
-            if isinstance(x, Union) and UNDEF in x.alts:
-                raise Refused(f"the attribute {name} is set on one path only", "set it before")
-            return x
-        if found is UNDEF:
-            if hasattr(object, name):
-                raise Refused(f"the attribute {name}")
-            raise PyRaise(AttributeError(f"{cls.__name__!r} object has no attribute {name!r}"))
-        return self.bind_attribute(found, v, cls)
-
-    def _of_class(self, v: type, name: str) -> Any:
-        if issubclass(v, enum.Enum):
-            check_class(v)
-        if issubclass(v, enum.Enum) or module_of(v) in LIBRARIES:
-            return self.outside(self.python(getattr, v, name))
-        found = self.class_attribute(v, name)
-        if type(v) not in (type, abc.ABCMeta) or found is UNDEF or isinstance(found, property) or hasattr(type, name):
-            raise Refused(f"the attribute {name} of the class {v.__name__}")
-        return self.bind_attribute(found, UNDEF, v)
-
-    def bind_attribute(self, found: Any, v: Any, cls: Any) -> Any:
-        """What is found in a class, as an attribute of the object v, or of the class itself."""
-        kind = type(found)
-        if kind is property and v is not UNDEF:
-            return self.call(Partial(self.outside(found.fget), (v,)), [], {})
-        if kind is staticmethod:
-            return self.outside(found.__func__)
-        if kind is classmethod:
-            return Partial(self.outside(found.__func__), (cls,))
-        if kind is types.FunctionType and v is not UNDEF:
-            return Partial(found, (v,))
-        if not is_data(found):
-            raise Refused(f"a class attribute that is a {kind.__name__}")
-        return self.outside(found)
-
-    def set_attr(self, v: Any, name: str, value: Any) -> None:
-        self.lifted(lambda a: self._set_attr(a, name, value), v)
-
-    def _set_attr(self, v: Any, name: str, value: Any) -> None:
-        check_name(name)
-        if name.startswith("__"):
-            raise Refused(f"`.{name}` is set")
-        if not isinstance(v, Obj) or v.cls in METHODS:
-            raise Refused(f"`.{name}` of a {name_of_type(v)} from outside is changed", CHANGES)
-        found = self.class_attribute(v.cls, name)
-        plain = found is UNDEF or is_data(found)
-        if not plain or self.class_attribute(v.cls, "__setattr__") is not UNDEF:
-            raise Refused(f"`.{name}`, a property or an attribute of a frozen dataclass, is set", "make a new object")
-        self.write(v, name, value)
 
     # ------------------------------------------------------- methods of built-in types
 

@@ -298,9 +298,9 @@ def interpret(
     noted = noting.set(machine.check)
     try:
         given = [list(map(machine.given, args)), {k: machine.given(v) for k, v in kwargs.items()}]
-        result = machine.call(function, *given)
+        result = machine.call(machine.outside(function), *given)
         machine.line, machine.node = machine.returned
-        outs = finish(_results(machine, result))
+        outs = _finished(machine, finish, result)
         number = machine.raised.slots["number"]
         if machine.errors:
             number = wide(jax.lax.convert_element_type, raw(number), np.int32)
@@ -324,13 +324,22 @@ def interpret(
 
 @dataclasses.dataclass(frozen=True)
 class Either:
-    """A result that is of one of several types. `map` calls a function of each, in a branch of its own."""
+    """A number or an array of one of several types. `map` calls a function of each, in a branch of its own."""
 
     map: Callable[[Callable[[Any], Any]], Any]
 
 
-def _results(m: Interpreter, v: Any) -> Any:
-    """What the function returns, with lists and dicts of Python. A number whose value is traced stays a `Num`."""
+def _finished(m: Interpreter, finish: Callable[[Any], Sequence[Any]], v: Any) -> Any:
+    """`finish` of what the function returns, with lists and dicts of Python, in a branch for each structure of it.
+
+    A number whose value is traced stays a `Num`.
+    """
+
+    def on_a_path(f: Callable[[Any], Any], x: Any) -> Any:
+        try:
+            return f(m.mapped(result, x))
+        except (TypeError, ValueError, OverflowError) as e:
+            raise Refused(f"on one path, {str(e).removeprefix(m.label + ': ')}") from e
 
     def of_one_type(out: Any) -> Any:
         if any_part(lambda part: isinstance(part, Union), out):
@@ -339,7 +348,7 @@ def _results(m: Interpreter, v: Any) -> Any:
 
     def result(x: Any) -> Any:
         if isinstance(x, Union):
-            return Either(lambda f: of_one_type(m.lifted(lambda a: _of_path(m, f, a), x)))
+            return Either(lambda f: of_one_type(m.lifted(lambda a: on_a_path(f, a), x)))
         if isinstance(x, Obj):
             what = f"an object of {x.cls.__name__} that is made here is returned"
             raise Refused(what, "return a tuple or a dict of its attributes")
@@ -347,14 +356,9 @@ def _results(m: Interpreter, v: Any) -> Any:
             raise Refused(f"a {name_of_type(x)} is returned")
         return x
 
-    return m.mapped(result, v)
-
-
-def _of_path(m: Interpreter, f: Callable[[Any], Any], value: Any) -> Any:
-    try:
-        return f(_results(m, value))
-    except (TypeError, ValueError, OverflowError) as e:
-        raise Refused(f"on one path, {str(e).removeprefix(m.label + ': ')}") from e
+    has_parts = lambda u: any(a is None or isinstance(a, (tuple, list, dict, Obj)) for a in u.alts)
+    of = lambda x: finish(m.mapped(result, x)) if x is v else on_a_path(lambda values: tuple(finish(values)), x)
+    return of_one_type(m.for_each(of, v, has_parts))
 
 
 def line_of(function: Any) -> tuple[str, int]:

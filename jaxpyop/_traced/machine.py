@@ -188,7 +188,7 @@ class Machine:
         self.branches += 1
         if self.branches > _MOST_SIDES:
             remedy = "use jnp.where, or write `for i in range(n)`, which becomes a loop of the program"
-            raise Refused(f"more than {_MOST_SIDES} sides of branches are interpreted", remedy)
+            raise Refused(f"more than {_MOST_SIDES} sides of branches are interpreted", remedy, self.line)
 
         def step() -> list[Any]:
             nonlocal error
@@ -257,12 +257,6 @@ class Machine:
             flat.put(form, values[p] if p in values else p[0].slots.get(p[1], UNDEF))
         return flat.leaves
 
-    def first(self, n: int, test: Callable[[int], Any], found: Callable[[int], Any], none: Thunk, i: int = 0) -> Any:
-        """What `found` gives for the first of n numbers that passes a test, or what `none` gives."""
-        if i == n:
-            return none()
-        return self.branch(test(i), lambda: found(i), lambda: self.first(n, test, found, none, i + 1))
-
     def lifted(self, f: Callable[..., Any], *vs: Any) -> Any:
         """`f(*vs)`, by a branch for each alternative of the Unions among them."""
         if any(v is UNDEF for v in vs):
@@ -274,7 +268,8 @@ class Machine:
             raise Refused("an iterator beside a value of several kinds", "write list(...)")
         u, last = vs[i], len(vs[i].alts) - 1
         of = lambda k: self.lifted(f, *vs[:i], u.alts[k], *vs[i + 1 :])
-        return self.first(last, lambda k: u.tag == k, of, lambda: of(last))
+        one_of = lambda k: of(k) if k == last else self.branch(u.tag == k, lambda: of(k), lambda: one_of(k + 1))
+        return one_of(0)
 
     # --------------------------------------------------------------------- a loop
 

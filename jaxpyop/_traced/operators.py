@@ -7,7 +7,7 @@ import contextlib
 import enum
 import operator
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -22,6 +22,10 @@ from jaxpyop._traced.values import *
 
 _UNARY: dict[type, Callable[..., Any]] = {ast.USub: operator.neg, ast.UAdd: operator.pos, ast.Invert: operator.invert}
 
+OUTSIDE = (
+    "pass in what it gives as an input, write it with jax.numpy or jax.lax, or "
+    'write mode="eager" to call the body at run time instead'
+)
 RECURSION = "a function calls itself, or too many tests lie in each other, and when this ends depends on values"
 
 
@@ -145,6 +149,19 @@ class Operators(Machine):
         out = self.lifted(self._truth, v)
         return out.val if isinstance(out, Num) else out
 
+    def any_of(self, values: Iterator[Any], end: bool) -> Any:
+        """`any`, if `end` is True, or `all`: no further value is asked for after one whose truth is `end`."""
+        result, has_more = not end, True
+
+        def ask() -> Any:
+            nonlocal has_more
+            has_more = (v := next(values, UNDEF)) is not UNDEF
+            return self.truth_value(v) if has_more else not end
+
+        while has_more and result is not end:
+            result = self.branch(self.truth(result), *((lambda: end, ask) if end else (ask, lambda: end)))
+        return result
+
     def truth_value(self, v: Any) -> Any:
         """`bool(v)`, as a value of the program."""
         t = self.truth(v)
@@ -218,7 +235,7 @@ class Operators(Machine):
         items = tuple(map(self.outside, box)) if type(box) in (set, frozenset) else self.iterate(box)
         if is_hashed and not isinstance(x, Num):
             return self.place_of_key(x, items) is not None
-        return self.first(len(items), lambda i: self.same_item(items[i], x), lambda _: True, lambda: False)
+        return self.any_of((self.same_item(item, x) for item in items), True)
 
     def place_of_key(self, key: Any, keys: Any) -> int | None:
         """Where a dict or a set has a key, or None. Python compares hashes, too: a dtype is no key for its name."""
@@ -263,3 +280,11 @@ def name_of_type(v: Any) -> str:
     if is_array(v):
         return f"jax.Array ({v.dtype}{list(v.shape)})"
     return type_of(v).__name__ + (" that is not known" if isinstance(v, Num) else "")
+
+
+def name_of_function(f: Any) -> str:
+    if not isinstance(f, (type, types.FunctionType, types.BuiltinFunctionType)) and module_of(type(f)) not in LIBRARIES:
+        return type(f).__name__
+    module, name = (str(getattr(f, key, "")) for key in ("__module__", "__qualname__"))
+    short = {"numpy": "np", "jax.numpy": "jnp", "builtins": "", "None": ""}.get(module, module)
+    return f"{short}.{name or type(f).__name__}".lstrip(".")

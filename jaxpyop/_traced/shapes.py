@@ -40,8 +40,8 @@ from jaxpyop._traced.libraries import (
 )
 from jaxpyop._traced.values import *
 
-# How many sides of branches are looked at, and how deep calls are.
-_MOST_BRANCHES, _MOST_CALLS = 1000, 20
+# How deep calls are looked at.
+_MOST_CALLS = 20
 # The length of an axis that depends on values.
 LENGTH: Any = export.symbolic_shape("n")[0]
 _GENERATORS = np.random.Generator, np.random.RandomState, random.Random
@@ -198,11 +198,6 @@ class Shapes(Interpreter):
     def note(self, wrong: Any, error: Exception, where: tuple[str, int], expression: str) -> None:
         pass
 
-    def record(self, run: Any, taken: Any) -> Any:
-        if self.branches > _MOST_BRANCHES:
-            raise Refused("more branches than are looked at for the shape of the result", where=self.line)
-        return super().record(run, taken)
-
     def _truth(self, v: Any) -> Any:
         is_one = isinstance(v, core.Tracer) and v.size == 1
         return self.number("b", 0, 1) if v is UNKNOWN or is_one else super()._truth(v)
@@ -357,14 +352,9 @@ def shapes_of(
         structs: the types of the arrays.
     """
 
-    def shaped(returned: Any) -> Any:
-        if isinstance(returned, Either):
-            return returned.map(lambda value: tuple(shaped(value)))
-        return [_shaped(v) for v in leaves(returned)]
-
     def run(*arrays: Any) -> list[Any]:
         args, kwargs = arguments(arrays)
-        return interpret(function, args, kwargs, shaped, machine=Shapes())[0]
+        return interpret(function, args, kwargs, lambda v: list(map(_shaped, leaves(v))), machine=Shapes())[0]
 
     if core.PORTABLE:
         return None

@@ -229,8 +229,12 @@ class Statements(Functions):
             self.write(env, "$status", NORMAL)
             self.block(s.orelse, env)
 
+        def left() -> None:
+            if not contains(ast.Break, s):
+                self.write(env, "$status", RETURN)
+
         if s.orelse:
-            self.branch(self.truth(self.compare(ast.Eq, status, NORMAL)), no_break, lambda: None)
+            self.branch(self.truth(self.compare(ast.Eq, status, NORMAL)), no_break, left)
 
     def _clear(self, s: Loop, env: Obj, most: int) -> None:
         """After a turn or a loop, a status above `most` has done what it does, and is normal again."""
@@ -253,6 +257,7 @@ class Statements(Functions):
             self.block(s.body, env)
 
         values, before = self.lazily(items), self.branches
+        length, item_of = self.by_index(items)
         for n in itertools.count():
             left = isinstance(env.slots["$status"], Num)
             with self._if_python_asks(env) if left else contextlib.nullcontext():
@@ -260,11 +265,12 @@ class Statements(Functions):
             if item is UNDEF:
                 break
             # The other turns are one loop, because the program would grow with each of them.
-            if left and isinstance(items, range) and len(items) - n > _UNROLLED:
-                self.if_normal(env, functools.partial(self._rest_of_range, s, items[n:], env))
+            rest = functools.partial(self._for_range, s, TracedRange(n, length, 1), env, length - n, item_of)
+            if left and length - n > _UNROLLED:
+                self.if_normal(env, rest)
                 break
-            is_many = n == _UNROLLED and isinstance(items, range) and len(items) - n > _MANY_TURNS
-            if is_many and self.branches - before >= n and self._became_loop(s, items[n:], env):
+            is_many = n == _UNROLLED and length - n > _MANY_TURNS
+            if is_many and self.branches - before >= n and self._became_loop(rest):
                 break
             self.if_normal(env, functools.partial(turn, item))
             self._clear(s, env, BREAK)
@@ -283,21 +289,20 @@ class Statements(Functions):
         with taken, self.unchanged(what), self.not_raising(f"in {what}"):
             yield
 
-    def _rest_of_range(self, s: ast.For, rest: range, env: Obj) -> None:
-        self._for_range(s, TracedRange(rest.start, rest.stop, rest.step), env, len(rest))
-
-    def _became_loop(self, s: ast.For, rest: range, env: Obj) -> bool:
-        """Makes a loop of the turns that are left, if they can be one: `i` is not a constant there."""
+    def _became_loop(self, rest: Callable[[], None]) -> bool:
+        """Makes a loop of the turns that are left, if they can be one: the index is not a constant there."""
         errors = dict(self.errors)
         try:
-            self._rest_of_range(s, rest, env)
+            rest()
         except Refused:
             self.errors = errors
             return False
         return True
 
-    def _for_range(self, s: ast.For, r: TracedRange, env: Obj, most: int | None = None) -> None:
-        """Runs a loop over a range. If there are at most `most` turns, they are the last ones of a loop."""
+    def _for_range(
+        self, s: ast.For, r: TracedRange, env: Obj, most: int | None = None, item_of: Any = lambda i: i
+    ) -> None:
+        """Runs a loop over the items of a range. If there are at most `most` turns, they are the last of a loop."""
         key = f"$i{s.lineno}.{s.col_offset}"
         below = ast.Lt if r.step > 0 else ast.Gt
         self.write(env, key, r.start)
@@ -310,7 +315,7 @@ class Statements(Functions):
                 (lo, hi), (lowest, highest) = bounds(i), bounds(r.stop)
                 lo, hi = (lo, min(hi, highest - 1)) if r.step > 0 else (max(lo, lowest + 1), hi)
                 i = Num("i", i.val, lo, hi) if lo <= hi else i
-            self.assign(s.target, i, env)
+            self.assign(s.target, item_of(i), env)
             self.write(env, key, self.binary(ast.Add, i, r.step))
 
         self._loop_of_program(s, env, test(), test, begin, most)

@@ -4,7 +4,6 @@ from __future__ import annotations
 import __future__
 
 import ast
-import builtins
 import functools
 import linecache
 import types
@@ -13,10 +12,10 @@ from typing import Any
 
 from jaxpyop import _jaxcore as core
 from jaxpyop._functions import codes_in, contents_of_code, names_in
-from jaxpyop._traced.calls import OUTSIDE, Calls, name_of_function
+from jaxpyop._traced.calls import Calls
 from jaxpyop._traced.containers import CHANGES
 from jaxpyop._traced.machine import NORMAL, RETURN
-from jaxpyop._traced.operators import RECURSION
+from jaxpyop._traced.operators import OUTSIDE, RECURSION, name_of_function
 from jaxpyop._traced.values import *
 
 _MOST_CALLS = 60
@@ -105,7 +104,7 @@ class Functions(Calls):
                 return self.outside(outer.__closure__[free.index(name)].cell_contents)
             except ValueError:
                 raise PyRaise(NameError(f"`{name}` has no value")) from None
-        found = outer.__globals__.get(name, getattr(builtins, name, UNDEF))
+        found = outer.__globals__.get(name, outer.__builtins__.get(name, UNDEF))
         if found is UNDEF:
             raise PyRaise(NameError(f"name {name!r} is not defined"))
         return self.outside(found)

@@ -8,6 +8,8 @@ import collections
 import dataclasses
 import functools
 
+import numpy as np
+
 from tests.traced.rows import Table
 
 TABLE = Table()
@@ -83,7 +85,31 @@ def slices_of_a_list_whose_length_depends_on_values(x):
     return sum(tail) + len(copy)
 
 
+# Without a barrier, XLA takes minutes to compile it.
+@TABLE.equal(points=[np.linspace(-0.1, -5.0, 8, dtype=np.float32), np.arange(8.0, dtype=np.float32)], slow=True)
+def numbers_and_arrays_in_a_list_whose_length_depends_on_values(xs):
+    out = []
+    for k in range(8):
+        if xs[k] > 0:
+            out.append(xs[k])
+        elif k % 2:
+            out.append(1.5)
+    total = 0.0
+    for item in out[:3]:
+        total = total + item
+    return total
+
+
 # ---------------------------------------------------------------- shared and the same
+
+
+@TABLE.equal
+def two_lists_that_change_places(x):
+    first, second = [x, x * 2], [x + 1, x * 3]
+    y = x
+    while y > 1:
+        first, second, y = second, first, y / 2
+    return first[0] + 10 * second[1]
 
 
 @TABLE.either

@@ -6,10 +6,12 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from tests.traced.rows import Table
 
 TABLE = Table()
+ARRAYS = [np.sin(np.arange(100.0, dtype=np.float32) * k) for k in (1.0, 0.02, -1.0)]
 PAIRS = [(0.5, 0.75), (-2.5, 1.5), (3.0, 2.5), (1.25, -1.25)]
 
 # -------------------------------------------------------------------------- ifs
@@ -153,6 +155,42 @@ def endless_second_operand(x):
         return n
 
     return x * 2 if x - 0.5 > 0 and doublings(x - 0.5) > 2 else x
+
+
+# --------------------------------- loops over arrays, whose later turns are a loop of the program
+
+
+@TABLE.equal(points=ARRAYS)
+def an_if_for_each_item(xs):
+    total, last = 0.0, 0
+    for k, (a, b) in enumerate(zip(xs, xs[::-1]), 5):
+        if a > b:
+            total, last = total + a * b * k, k
+    return total + last
+
+
+@TABLE.equal(points=ARRAYS, slow=True)
+def the_first_row_with_a_property(xs):
+    for row in xs.reshape(-1, 2):
+        if row[0] > row[1] + 0.3:
+            return row[0] * 2
+    else:
+        return xs[0]
+
+
+@TABLE.equal(points=ARRAYS, slow=True)
+def a_range_downwards_beside_an_array(xs):
+    y = 0.0
+    for k, a in zip(range(300, 1, -3), xs):
+        if a < 0:
+            continue
+        y = y + a / k
+    return y
+
+
+@TABLE.equal(points=ARRAYS, slow=True)
+def whether_one_of_many_items_passes(xs):
+    return xs[1] * any(a > 0.99 for a in xs)
 
 
 # ----------------------------------------------------- helpers, closures, methods

@@ -98,6 +98,7 @@ WAYS = {
         lambda x: x * jax.lax.while_loop(lambda n: n < 5, lambda n: n + 1, 0),
         "traced",
     ),
+    "a print": (lambda x: print(end="") or x, "called"),
     "a library that is not known": (lambda x: x * len(pytest.approx(1.0).__class__.__name__), "called"),
 }
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import types
 from typing import NamedTuple
 
 import jax
@@ -48,6 +50,20 @@ class Sum(NamedTuple):
 def test_a_namedtuple_with_an_operator_is_refused_as_an_input():
     with pytest.raises(TypeError, match="a namedtuple with __add__"):
         jax.make_jaxpr(lambda x: traced(lambda p: (p + p)[0])(Sum(x)))(1.0)
+
+
+def test_a_partial_of_a_class_of_its_own_is_refused():
+    class Doubled(functools.partial):
+        def __call__(self, x):
+            return 2 * super().__call__(x)
+
+    with pytest.raises(TypeError, match="an object of Doubled"):
+        jax.make_jaxpr(traced(Doubled(lambda x: x)))(1.0)
+
+
+def test_a_functions_own_builtins_are_read():
+    body = types.FunctionType((lambda x: max(x, 1.0)).__code__, {"__builtins__": {"max": min}})
+    assert jax.jit(traced(body))(3.0) == body(3.0) == 1.0
 
 
 def test_an_integer_that_may_not_fit_is_refused_while_jax_traces():

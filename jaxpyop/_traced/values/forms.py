@@ -330,8 +330,9 @@ class Filling:
             x = x if is_array(x) else wide(jnp.asarray, x)  # JAX may have made a constant of it
             return _jaxcore.converted(x, form.own[1], weak=True) if form.own[2] else x
         if form.kind == "union":
-            tag = next(self.leaves)
-            return Union(tag, [self.get(x) for x in form.parts])
+            # XLA would copy what a tag is made of into each place that reads it, and those of a list grow by powers of
+            # two: ten turns of a loop took minutes to compile.
+            return Union(lax.optimization_barrier(next(self.leaves)), [self.get(x) for x in form.parts])
         if form.kind == "group":
             return form.value([self.get(x) for x in form.parts])
         return form.value

@@ -200,9 +200,16 @@ class Partial(Kind):
 
 @dataclasses.dataclass(eq=False)
 class Iter(Kind):
-    """An iterator over values. It is used up at once, and not kept."""
+    """An iterator over values. It is used up at once, and not kept.
+
+    Attributes:
+        values: the iterator.
+        by_index: how many of its values there are, and a function of an index that gives one, if there is such a
+            function.
+    """
 
     values: Any
+    by_index: tuple[int, Any] = (0, None)
 
 
 @dataclasses.dataclass(eq=False)
