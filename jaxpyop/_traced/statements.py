@@ -138,7 +138,8 @@ class Statements(Functions):
             raised.expression = ast.unparse(s)
             raise raised
 
-        self.choose(s.test, env, lambda: None, fail)
+        if __debug__:  # `python -O` leaves it out
+            self.choose(s.test, env, lambda: None, fail)
 
     def _told(self, e: ast.expr, env: Obj) -> Any:
         """The text of an error. It names values that are not known, because the program does not tell them."""

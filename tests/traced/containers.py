@@ -85,9 +85,20 @@ def slices_of_a_list_whose_length_depends_on_values(x):
     return sum(tail) + len(copy)
 
 
-# Without a barrier, XLA takes minutes to compile it.
+# XLA takes minutes to compile these two if each turn makes the tags of all items anew.
+@TABLE.equal(points=[np.sin(np.arange(14.0, dtype=np.float32) * k) for k in (1, 2)])
+def items_whose_kinds_depend_on_values(xs):
+    out = []
+    for a in xs:
+        if a > 0:
+            out.append(1.0)
+        else:
+            out.append(a)
+    return out[3] + out[12]
+
+
 @TABLE.equal(points=[np.linspace(-0.1, -5.0, 8, dtype=np.float32), np.arange(8.0, dtype=np.float32)], slow=True)
-def numbers_and_arrays_in_a_list_whose_length_depends_on_values(xs):
+def a_list_whose_length_and_kinds_depend_on_values(xs):
     out = []
     for k in range(8):
         if xs[k] > 0:

@@ -295,8 +295,11 @@ class Flattening:
     def _put_union(self, form: Form, v: Any) -> None:
         alts = v.alts if isinstance(v, Union) else [v]
         places = [self._place(form, a) for a in alts]
-        table = jnp.asarray(np.array(places, np.int32))
-        self.leaves.append(table[v.tag] if isinstance(v, Union) else table[0])
+        if isinstance(v, Union) and places == list(range(len(alts))):
+            self.leaves.append(v.tag)
+        else:
+            table = jnp.asarray(np.array(places, np.int32))
+            self.leaves.append(table[v.tag] if isinstance(v, Union) else table[0])
         chosen = dict(zip(places, alts))
         for i, x in enumerate(form.parts):
             if i in chosen:
@@ -330,9 +333,7 @@ class Filling:
             x = x if is_array(x) else wide(jnp.asarray, x)  # JAX may have made a constant of it
             return _jaxcore.converted(x, form.own[1], weak=True) if form.own[2] else x
         if form.kind == "union":
-            # XLA would copy what a tag is made of into each place that reads it, and those of a list grow by powers of
-            # two: ten turns of a loop took minutes to compile.
-            return Union(lax.optimization_barrier(next(self.leaves)), [self.get(x) for x in form.parts])
+            return Union(next(self.leaves), [self.get(x) for x in form.parts])
         if form.kind == "group":
             return form.value([self.get(x) for x in form.parts])
         return form.value
