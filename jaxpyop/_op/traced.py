@@ -235,8 +235,11 @@ def trace_if_possible(op: Op, trace: Callable[[Sequence[Any]], list[Any]], array
     if not why:
         try:
             outs = jax.jit(traced)(*arrays)
-        except UntraceableError as error:
-            why = error.why
+        except (TypeError, ValueError, OverflowError) as error:
+            # Of what does not fit `Tout`, the call tells, if it comes to that.
+            if not str(error).startswith(op.title):
+                raise
+            why = getattr(error, "why", str(error))
         else:
             _LOG.info("%s is traced", op.title)
             return outs

@@ -118,7 +118,7 @@ OF_MATH: dict[int, Any] = {id(f): f for name, f in vars(math).items() if callabl
 METHODS: dict[type, frozenset[str]] = {
     jax.Array: _set("""
     all any argmax argmin argsort astype clip conj conjugate copy cumprod cumsum diagonal dot flatten item max mean min
-    prod ravel repeat reshape round sort squeeze std sum swapaxes take trace transpose var view
+    prod ravel repeat reshape round sort squeeze std sum swapaxes take tolist trace transpose var view
     """),
     At: _set("add apply divide get max min mul multiply power set"),
     list: _set("append clear copy extend index insert pop remove reverse sort"),

@@ -228,12 +228,18 @@ class Calls(Objects):
                 raise Refused("an item by its place", "index the array")
             if name == "item":
                 return self.number_of(v.reshape(()) if v.size == 1 else v)
+            if name == "tolist":
+                rows = self.iterate(v) if v.ndim else ()
+                return (
+                    self.new_list(self.call_method(row, name, [], {}) for row in rows) if v.ndim else self.number_of(v)
+                )
             return self.call_jax(getattr(v, name), args, kwargs)
         if isinstance(v, At):
             if name == "set" and is_array(v.index) and v.index.dtype == np.bool_:
                 return self._set_where(v.array, v.index, *args)
             index = self.array_index(v.index)
-            return self.call_jax(getattr(v.array.at[index], name), args, kwargs)
+            given = [self._fitting(a, v.array) for a in args]
+            return self.call_jax(getattr(v.array.at[index], name), given, kwargs)
         if isinstance(v, (str, np.ndarray)):
             args = [self.iterate(a) if isinstance(a, (Obj, Iter)) else a for a in args]
             out = self.of_constants(getattr(v, name), args, kwargs)
@@ -249,6 +255,13 @@ class Calls(Objects):
         if v.cls is dict:
             return self.dict_method(v, name, args, kwargs)
         return self.list_method(v, name, args, **kwargs)
+
+    def _fitting(self, v: Any, array: Any) -> Any:
+        """What `array.at[...].set(v)` makes of a number of Python, if that is one step. If not, the call is refused."""
+        if not isinstance(v, Num) or array.dtype.name not in _WIDE:
+            return v
+        is_one_step = _dtypes.is_inexact(array) or v.kind == "b" or (v.kind == "i" and fits_dtype(v, array.dtype))
+        return num_to_array(v, array) if is_one_step else v
 
     def _set_where(self, array: Any, mask: Any, v: Any) -> Any:
         """`array.at[mask].set(v)`, for which JAX needs the values of the mask."""

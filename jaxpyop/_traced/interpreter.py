@@ -27,6 +27,10 @@ def _names_of(*targets: ast.expr) -> frozenset[str]:
     return frozenset(n.id for t in targets for n in ast.walk(t) if isinstance(n, ast.Name))
 
 
+def _is_super(e: ast.expr) -> bool:
+    return isinstance(e, ast.Call) and ast.unparse(e) == "super()"
+
+
 # Functions that use up an iterator at once.
 _USE_UP = (sum, min, max, sorted, list, tuple)
 
@@ -130,7 +134,7 @@ class Interpreter(Statements):
         return out
 
     def eval_attribute(self, e: ast.Attribute, env: Obj) -> Any:
-        return self.get_attr(self.eval(e.value, env), e.attr)
+        return self._of_super(e.attr, env) if _is_super(e.value) else self.get_attr(self.eval(e.value, env), e.attr)
 
     def eval_subscript(self, e: ast.Subscript, env: Obj) -> Any:
         return self.get_item(self.eval(e.value, env), self.eval(e.slice, env))
@@ -157,11 +161,9 @@ class Interpreter(Statements):
         return self.python(format, {115: str, 114: repr, 97: ascii}.get(v.conversion, lambda a: a)(x), spec)
 
     def eval_call(self, e: ast.Call, env: Obj) -> Any:
-        if not isinstance(e.func, ast.Attribute):
+        if not isinstance(e.func, ast.Attribute) or _is_super(e.func.value):
             return self._call(self.eval(e.func, env), e, env)
         # A method of one of several objects is looked up and called for each of them.
-        if isinstance(call := e.func.value, ast.Call) and ast.unparse(call) == "super()":
-            return self._call(self._of_super(e.func.attr, env), e, env)
         name, box = e.func.attr, self.eval(e.func.value, env)
         return self.lifted(lambda v: self._call(self.get_attr(v, name), e, env), box)
 

@@ -44,6 +44,8 @@ def counterpart_of(f: Any) -> Any:
     is_function = isinstance(f, (type, types.FunctionType, types.BuiltinFunctionType, type(np.sum)))
     package, *modules = str(f.__module__ if is_function else "").split(".")
     names = [m for m in modules if m[0] != "_"] + [getattr(f, "__name__", "")]
+    if isinstance(ufunc := owner_of(f), np.ufunc):  # such as np.add.reduce, or one of the dot product, as np.matmul
+        package, names = "numpy", [ufunc.__name__, *names[-1:] * (ufunc is not f)]
     found = functools.reduce(lambda m, n: getattr(m, n, None), names, jnp) if package == "numpy" else None
     return None if found is f else found
 

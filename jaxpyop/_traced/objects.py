@@ -63,7 +63,7 @@ class Objects(Containers):
         found = self.class_attribute(cls, name)
         if name in own and not is_data_descriptor(found):
             x = self.outside(own[name])
-            if isinstance(x, Union) and UNDEF in x.alts:
+            if may_be_undefined(x):
                 raise Refused(f"the attribute {name} is set on one path only", "set it before")
             return x
         if found is UNDEF:
@@ -126,7 +126,10 @@ class Objects(Containers):
             return self.python(cls, *args, **kwargs)
         if issubclass(cls, enum.Enum):
             raise Refused(f"a {cls.__name__} that is looked up by its value", f"write {cls.__name__}.NAME")
-        if type(cls) is not type or any(is_plain_base(c, cls) for c in cls.__mro__[:-1] if c is not typing.Generic):
+        if abstract := getattr(cls, "__abstractmethods__", None):
+            raise PyRaise(TypeError(f"{cls.__name__} has no {', '.join(sorted(abstract))}"))
+        plain = typing.Generic, typing.Protocol, abc.ABC
+        if any(is_plain_base(c, cls) for c in cls.__mro__[:-1] if c not in plain):
             what = "a class that is built in or made in a way of its own, is not in the language"
             raise Refused(f"`{name_of_function(cls)}`, {what}", OUTSIDE)
         obj = Obj(cls, {})

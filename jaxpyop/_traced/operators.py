@@ -279,6 +279,8 @@ def type_of(v: Any) -> type:
 def name_of_type(v: Any) -> str:
     if is_array(v):
         return f"jax.Array ({v.dtype}{list(v.shape)})"
+    if isinstance(v, Union):
+        return "value of one of several kinds, which depends on values"
     return type_of(v).__name__ + (" that is not known" if isinstance(v, Num) else "")
 
 

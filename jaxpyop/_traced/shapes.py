@@ -15,6 +15,7 @@ from __future__ import annotations
 import ast
 import copy
 import functools
+import math
 import operator
 import random
 import types
@@ -48,7 +49,7 @@ _GENERATORS = np.random.Generator, np.random.RandomState, random.Random
 # What has one result type for each of the types of the arguments.
 _PURE = OF_JAX.keys() | set(map(id, (*PYTHON_OPS.values(), *COMPARE.values(), operator.neg, operator.getitem)))
 # What some functions give, whatever they are given.
-_GIVES = {id(f): kind for kind, fs in (("f", (float, round)), ("i", (int, len))) for f in fs}
+_GIVES = {id(f): kind for kind, fs in (("f", (float, math.fsum, math.prod)), ("i", (int, len))) for f in fs}
 _OF_MATH = {"floor": "i", "ceil": "i", "trunc": "i", "isnan": "b", "isinf": "b", "isfinite": "b"}
 
 # A value of this type that nobody computes.
@@ -116,7 +117,7 @@ class Shapes(Interpreter):
 
     def get_attr(self, v: Any, name: str) -> Any:
         owner = v.func if isinstance(v, _Outside) else v
-        if type(owner) in _GENERATORS or (owner is not v and is_made_for_jax(owner)):
+        if type(owner) in (*_GENERATORS, np.ufunc) or (owner is not v and is_made_for_jax(owner)):
             return self.outside(getattr(owner, name))
         return self.unless_refused(lambda: super(Shapes, self).get_attr(v, name), v)
 
@@ -145,10 +146,12 @@ class Shapes(Interpreter):
         f = f.func if isinstance(f, _Outside) else f
         if id(f) in _GIVES:
             return self.number(_GIVES[id(f)])
+        if f is round:
+            return args[0] if is_array(args[0]) else self.number("f")
         if any(f is g for g in (sum, max, min, sorted)):
-            items = self.iterate(args[0])
-            return self.new_list([self.one_of(items)] * len(items)) if f is sorted else self.one_of(items)
-        if isinstance(f, np.ufunc):
+            several = tuple(args) if f in (max, min) and len(args) > 1 else self.known_length(args[0])
+            return self.lifted(lambda items: self._reduced(f, self.iterate(items), args, kwargs), several)
+        if isinstance(f, np.ufunc) and not f.signature and not kwargs:
             return self.call_jax(functools.partial(broadcast_of, f.nout), args, {})
         if type(owner := owner_of(f)) in _GENERATORS:
             return self.like(self.of_constants(getattr(copy.deepcopy(owner), f.__name__), args, kwargs))
@@ -159,6 +162,17 @@ class Shapes(Interpreter):
         if is_made_for_jax(f):
             return self.call_jax(f, args, kwargs)
         raise Refused("a function from outside")
+
+    def _reduced(self, f: Any, items: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        """What a sum, an extreme or a sorted list of some items is."""
+        if f is sum:
+            start = [*args[1:], *kwargs.values(), 0][0]
+            return functools.reduce(functools.partial(self.binary, ast.Add), items, start)
+        if f is sorted:
+            return self.new_list([self.one_of(items)] * len(items) if items else ())
+        if not items and "default" not in kwargs:
+            raise PyRaise(ValueError("there is no item"))
+        return self.one_of([*items, *(v for k, v in kwargs.items() if k == "default")])
 
     # --------------------------------------------------------------- nothing is computed
 
@@ -303,22 +317,25 @@ class Shapes(Interpreter):
         raise PyRaise(RuntimeError("the function raises"))
 
     def do_try(self, s: ast.Try, env: Obj) -> None:
-        """The body, or one of the handlers, which sees the variables as they were before."""
+        """The body, or one of the handlers, for which the variables that the body assigns are unknown."""
+        names = {n.id for b in s.body for n in ast.walk(b) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
         sides: list[Callable[[], Any]] = [lambda: self.block([*s.body, *s.orelse], env)]
-        sides += [functools.partial(self._handle, h, env) for h in s.handlers]
+        sides += [functools.partial(self._handle, h, names & env.slots["$names"], env) for h in s.handlers]
         coin = self.of_type((), DTYPES["b"])
         functools.reduce(lambda rest, run: lambda: self.branch(coin, run, rest), sides)()
         self.if_normal(env, lambda: self.block(s.finalbody, env))
 
     def do_with(self, s: ast.With, env: Obj) -> None:
         for item in s.items:
+            if "suppress" in ast.unparse(item.context_expr):
+                raise Refused("what follows a `with` whose body may raise")
             if item.optional_vars:
                 self.assign(item.optional_vars, UNKNOWN, env)
         self.block(s.body, env)
 
-    def _handle(self, handler: ast.ExceptHandler, env: Obj) -> None:
-        if handler.name:
-            self.store(handler.name, UNKNOWN, env)
+    def _handle(self, handler: ast.ExceptHandler, names: frozenset[str], env: Obj) -> None:
+        for name in names | ({handler.name} if handler.name else set()):
+            self.store(name, UNKNOWN, env)
         self.block(handler.body, env)
 
 

@@ -93,8 +93,7 @@ class Functions(Calls):
         for scope in self._scopes(env):
             if name in scope.slots["$names"]:
                 v = scope.slots.get(name, UNDEF)
-                has_none = v is UNDEF or (isinstance(v, Union) and UNDEF in v.alts)
-                return self.lifted(lambda a: a, v) if has_none else v
+                return self.lifted(lambda a: a, v) if may_be_undefined(v) else v
         return self._from_outside(name, env.slots["$outer"])
 
     def _from_outside(self, name: str, outer: Any) -> Any:

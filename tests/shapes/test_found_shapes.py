@@ -1,5 +1,6 @@
 """Where the shapes of results come from, and that a shape is checked at every call."""
 
+import contextlib
 import functools
 import heapq
 import logging
@@ -149,6 +150,16 @@ def with_a_length_that_depends_on_values(x):
     return x[x > 1].sum() + x[:k].sum()
 
 
+def with_an_assigned_and_a_caught_value(x):
+    try:
+        y = x[:2]
+        if x[0] < -9:
+            raise ValueError
+    except ValueError:
+        y = x[:2] * 2
+    return y
+
+
 @functools.partial(jax.jit, static_argnames="n")
 def first(x, n):
     return x[:n]
@@ -171,6 +182,13 @@ BRANCHING = {
     "a recursion": (with_a_recursion, F),
     "a length": (with_a_length_that_depends_on_values, F),
     "static arguments": (lambda x: first(x, n=2) if x[0] > 0 else first(-x, n=2), F),
+    "the larger of two rows": (lambda x: max(x[:2], -x[:2], key=lambda row: float(row.sum())), F),
+    "a sum of rows": (lambda x: sum([float(v) for v in x], np.zeros(2)) * (1 if x[0] > 0 else 2), F),
+    "a rounded array": (lambda x: round(x[:2], int(x[1])) if x[0] > 0 else -x[:2], F),
+    "dot products of NumPy": (lambda x: np.matmul(np.asarray(x), np.asarray(x)) * (1 if x[0] > 0 else 2), F),
+    "a method of a ufunc": (lambda x: np.add.outer(np.asarray(x), np.asarray(x)) * (1 if x[0] > 0 else 2), F),
+    "a list of numbers": (lambda x: sum(v for v in x.tolist() if v > 1), F),
+    "a value that is assigned and an error": (with_an_assigned_and_a_caught_value, F),
     "sorted numbers": (lambda x: jnp.array(sorted(float(v) for v in x)[:2]), F),
 }
 
@@ -205,7 +223,27 @@ def test_a_search_for_a_shape_has_no_effects():
     LOG.handlers.clear()
 
 
+def with_a_value_of_before_an_error(x):
+    y = x[:1]
+    try:
+        y = x
+        raise ValueError
+    except ValueError:
+        return y
+
+
+def with_a_suppressed_error(x):
+    with contextlib.suppress(ValueError):
+        if x[0] > -9:
+            raise ValueError
+        return x[:1]
+    return x
+
+
 UNKNOWN = {
+    "what an error leaves": with_a_value_of_before_an_error,
+    "a suppressed error": with_a_suppressed_error,
+    "an array to write to": lambda x: np.multiply(np.asarray(x[:1]), 2, out=np.zeros(3)) if x[0] > -9 else x[:1],
     "a method that may change a list": lambda x: (heap := [x, x[:1]]) and heapq.heappop(heap) if x[0] > 0 else x[:1],
     "a length": lambda x: x[x > 1],
     "a library": lambda x: special.gammaln(np.asarray(x).tolist()[:2]) if x[0] > 0 else x[:2],

@@ -34,6 +34,25 @@ TABLE.either_all(
 )
 
 
+# XLA makes a choice of a bool times a number, and knows more than the interpreter.
+ZERO = jnp.zeros(())
+TABLE.equal_all(
+    {
+        "a bool times a float": lambda x: (float(x) > 0) * float(x),
+        "a bool array as a float": lambda x: float(x > 0) * float(x),
+        "an infinity times a bool": lambda x: (float(x) == float(x)) * math.inf * 0.0 + float(x),
+        "a comparison with a number of an array": lambda x: 1.0 if abs(float(x)) >= float(ZERO) else 0.0,
+        "an array beside a number of an array": lambda x: 1.0 if abs(x) >= float(ZERO) else 0.0,
+        "a comparison with an integer that is zero": lambda x: 1.0 if abs(float(x)) >= int(x > 5) * 0 else 0.0,
+        "bools that are combined": lambda x: x * ((float(x) > 0) & (float(x) < 3) | (float(x) != float(x)) ^ True),
+        "a plus": lambda x: +float(x) + (+(float(x) > 0)),
+        "numbers that an array gets": lambda x: jnp.zeros(3).at[1].add(float(x)).at[int(x > 1)].set(int(x > 0))[1],
+        "a list of the items of an array": lambda x: sum(v for v in jnp.stack([x, 2 * x]).tolist() if v > 1) + x,
+    },
+    points=[math.nan, -1.0, 2.0],
+)
+
+
 @TABLE.equal
 def flags_of_ifs(x):
     a, b = False, False

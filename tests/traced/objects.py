@@ -1,5 +1,7 @@
 """Objects from outside that answer Python with code of their own, classes, identity, scopes, and JAX's own loops."""
 
+import abc
+import copy
 import dataclasses
 import enum
 import functools
@@ -86,6 +88,39 @@ class Child(Base):
         return super().twice() * self.value
 
 
+class Sized(abc.ABC):
+    @property
+    def size(self):
+        return 5.0
+
+    @abc.abstractmethod
+    def twice(self): ...
+
+
+class Half(Sized):
+    def __init__(self, value):
+        self.value = value
+
+    @property
+    def size(self):
+        return super().size / 2 * self.value
+
+    def twice(self):
+        return self.value * 2
+
+
+class Compared(Base):
+    def __eq__(self, other):
+        return self.value == other.value
+
+    def __hash__(self):
+        return 1
+
+
+COPIED = Compared(3.0)
+copy.copy(COPIED)  # leaves a name in its class
+
+
 class Color(enum.Enum):
     RED = 1
 
@@ -164,6 +199,10 @@ TABLE.either_all(
 TABLE.equal_all(
     {
         "super": lambda x: Child(x).twice(),
+        "a property of super": lambda x: Half(x).size,
+        "a class with an abstract method": lambda x: Half(x).twice(),
+        "an object that was copied": lambda x: COPIED.twice() * x if x > 1 else x,
+        "an object beside none": lambda x: x if (COPIED if x > 1 else None) is None else x * 3,
         "a dataclass with the init of a child": lambda x: x * Changed(x).second * Changed(x).third,
         "a dataclass that has grown": lambda x: x * Grown(x).more[0],
         "a key on one path": lambda x: jax.random.normal(jax.random.split(jax.random.key(0))[0] if x > 1 else KEY) * x,

@@ -36,7 +36,8 @@ def _names(text: str) -> frozenset[str]:
 # What Python writes into a class by itself, and a name for its objects.
 _WRITTEN = _names("""
 module name qualname doc dict weakref annotations annotate annotate_func annotations_cache static_attributes firstlineno
-match_args dataclass_fields dataclass_params orig_bases parameters abstractmethods type_params classdictcell
+match_args slotnames final dataclass_fields dataclass_params orig_bases parameters abstractmethods type_params
+classdictcell
 """)
 # The special methods that the interpreter calls.
 _CALLED = _names("init call post_init")

@@ -126,6 +126,11 @@ class Union(Kind):
         self.tag, self.alts = tag, alts
 
 
+def may_be_undefined(v: Any) -> bool:
+    """Whether a variable has no value, on some path."""
+    return v is UNDEF or (isinstance(v, Union) and any(a is UNDEF for a in v.alts))
+
+
 class Obj(Kind):
     """An object that was made by the program and can change. Only `Machine.write` changes the slots.
 
@@ -261,7 +266,10 @@ def raw(v: Any, kind: str = "") -> Any:
             if isinstance(v, int) and not -(2**63) <= v < 2**63:
                 raise Refused(f"the integer {v} has more than 64 bits")
             return jnp.asarray(dtype.type(v))
-        val = v.val if v.val.dtype == dtype else lax.convert_element_type(v.val, dtype)
+        val = v.val
+        if v.val.dtype != dtype:
+            # Hidden, because XLA makes a choice of a bool times x, and a zero of k * 0. So NaN would be lost.
+            val = lax.optimization_barrier(lax.convert_element_type(v.val, dtype))
         return _float_p.bind(val) if dtype == np.float64 else val
 
 
@@ -305,7 +313,8 @@ def num_to_array(v: Any, like: Any = None) -> Any:
     if is_float:
         dtype = beside  # in one step, because float64 by way of float32 to float16 would be rounded twice
     with jax.enable_x64(True):
-        return core.converted(v.val, dtype, weak=True)
+        val = lax.optimization_barrier(v.val) if is_float and v.kind == "i" else v.val
+        return core.converted(val, dtype, weak=True)
 
 
 def num_as_dtype(v: Num, dtype: Any) -> Any:

@@ -70,9 +70,10 @@ def of_array(x: Any, kind: str = "") -> Num:
     if not own:
         raise Refused(f"the Python number of {x.dtype}")
     kind = kind or own
-    # As in Python, a number of Python has no derivative.
+    # As in Python, a number of Python has no derivative. It is hidden from XLA, which may know the array, and would
+    # simplify what is computed of it.
     x = lax.stop_gradient(x)
-    val = wide(_widened if own == kind == "f" else lax.convert_element_type, x, DTYPES[kind])
+    val = lax.optimization_barrier(wide(_widened if own == kind == "f" else lax.convert_element_type, x, DTYPES[kind]))
     if kind == "i" and x.dtype != np.bool_:
         info = jnp.iinfo(x.dtype)
         return integer(val, int(info.min), int(info.max), lambda: lax.convert_element_type(x, np.float64))
@@ -282,7 +283,14 @@ def _check_overflow(val: Any, *given: Any, text: str = "Numerical result out of 
     raise_if(wide(lambda: jnp.isinf(val) & are_finite), OverflowError, text)
 
 
+def _of_bits(op: type, a: Any, b: Any, kind: str) -> Num:
+    if kind != "b":
+        raise Refused(f"{op.__name__} of Python's integers", "make them arrays, such as jnp.int32(n)")
+    return Num("b", PYTHON_OPS[op](raw(a), raw(b)))
+
+
 _RULES: dict[type, Callable[..., Num]] = {
+    **dict.fromkeys((ast.BitAnd, ast.BitOr, ast.BitXor), _of_bits),
     **dict.fromkeys((ast.Add, ast.Sub, ast.Mult), _arithmetic),
     **dict.fromkeys((ast.FloorDiv, ast.Mod), _floor_divide),
     ast.Div: _divide,
@@ -293,6 +301,8 @@ _RULES: dict[type, Callable[..., Num]] = {
 def num_unary(op: type, v: Num) -> Num:
     kind = "i" if v.kind == "b" else v.kind
     lo, hi = bounds(v)
+    if op is ast.UAdd:
+        return Num(kind, raw(v, kind), lo, hi, flushed=v.flushed)
     if op is ast.USub and kind == "i":
         return integer(wide(lax.neg, raw(v, "i")), -hi, -lo)
     if op is ast.USub:
