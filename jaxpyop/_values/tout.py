@@ -201,10 +201,11 @@ def fill_shape(leaf: Leaf, inferred: Sequence[int] | None, how: str, title: str)
         return leaf.shape
     if inferred is not None and (leaf.shape is None or fits(tuple(inferred), leaf.shape)):
         return tuple(inferred)
+    given = "" if leaf.shape is None else f"output_shapes gives {show_shape(leaf.shape)} and "
     found = how if inferred is None else f"{how} is {show_shape(tuple(inferred))}"
     raise ValueError(
         f"{title}: the result's shape must be known (under jit, and for when= and out=); "
-        f"output_shapes gives {show_shape(leaf.shape)} and {found}; "
+        f"{given}{found}; "
         "give the whole shape as output_shapes=, or a function of the inputs, output_shapes=lambda x: x.shape"
     )
 

@@ -5,6 +5,7 @@ import functools
 import heapq
 import logging
 import random
+import tempfile
 import types
 
 import hypothesis.extra.numpy as hnp
@@ -160,6 +161,15 @@ def with_an_assigned_and_a_caught_value(x):
     return y
 
 
+def with_what_is_not_known(x):
+    with np.errstate(all="ignore") as _state, tempfile.TemporaryFile() as file:
+        file.write(b"0")
+    least, most = special.pseudo_huber(1.0, float(x[0])), 9.0
+    for k, v in special.bernoulli(3) if x[0] > 100 else [(1, 2.0), (2, 3.0)]:
+        least = k if v > x[0] else least
+    return x[:2].at[0].set(1.0) if least < most else -x[:2]
+
+
 @functools.partial(jax.jit, static_argnames="n")
 def first(x, n):
     return x[:n]
@@ -178,6 +188,7 @@ BRANCHING = {
     "a library, a text and a log": (with_an_unknown_library, F),
     "random numbers": (with_random_numbers, F),
     "a handler": (with_a_handler, F),
+    "what is not known": (with_what_is_not_known, F),
     "a list that grows": (with_a_list_that_grows, F),
     "a recursion": (with_a_recursion, F),
     "a length": (with_a_length_that_depends_on_values, F),

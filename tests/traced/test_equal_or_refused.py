@@ -1,6 +1,6 @@
 """What Python gives is what traced mode gives, or there is an error: never a different value, gradient or effect.
 
-The functions are in control_flow.py, numbers.py, containers.py, outside.py, objects.py and subtleties.py.
+The functions are in control_flow.py, numbers.py, containers.py, idioms.py, outside.py, objects.py and subtleties.py.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ import jax
 import numpy as np
 import pytest
 
-from tests.traced import containers, control_flow, numbers, objects, outside, subtleties
+from tests.traced import containers, control_flow, idioms, numbers, objects, outside, subtleties
 from tests.traced.rows import is_refusal, op
 
-TABLES = {"control flow": control_flow, "numbers": numbers, "containers": containers}
+TABLES = {"control flow": control_flow, "numbers": numbers, "containers": containers, "idioms": idioms}
 TABLES |= {"outside": outside, "objects": objects, "subtleties": subtleties}
 ROWS = [row for module in TABLES.values() for row in module.TABLE.rows]
 # The subtleties are about values; what their gradients go through is in the other tables, too.
