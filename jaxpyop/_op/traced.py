@@ -23,6 +23,7 @@ from jaxpyop._op.request import Op
 from jaxpyop._values import (
     Inputs,
     Leaf,
+    UnknownValuesError,
     cast_to_numpy,
     check_shape,
     check_traced,
@@ -235,10 +236,7 @@ def trace_if_possible(op: Op, trace: Callable[[Sequence[Any]], list[Any]], array
     if not why:
         try:
             outs = jax.jit(traced)(*arrays)
-        except (TypeError, ValueError, OverflowError) as error:
-            # Of what does not fit `Tout`, the call tells, if it comes to that.
-            if not str(error).startswith(op.title):
-                raise
+        except (UntraceableError, UnknownValuesError) as error:
             why = getattr(error, "why", str(error))
         else:
             _LOG.info("%s is traced", op.title)

@@ -358,9 +358,11 @@ def _finished(m: Interpreter, finish: Callable[[Any], Sequence[Any]], v: Any) ->
             raise Refused(f"a {name_of_type(x)} is returned")
         return x
 
-    has_parts = lambda u: any(a is None or isinstance(a, (tuple, list, dict, Obj)) for a in u.alts)
+    has_parts = lambda a: a is None or isinstance(a, (tuple, list, dict, Obj))
+    shape = lambda a: () if isinstance(a, Num) else np.shape(a)
+    is_apart = lambda u: any(map(has_parts, u.alts)) or len(set(map(shape, u.alts))) > 1
     of = lambda x: finish(m.mapped(result, x)) if x is v else on_a_path(lambda values: tuple(finish(values)), x)
-    return of_one_type(m.for_each(of, v, has_parts))
+    return of_one_type(m.for_each(of, v, is_apart))
 
 
 def line_of(function: Any) -> tuple[str, int]:

@@ -10,6 +10,7 @@ from jaxpyop._values.arguments import Arguments, spread
 from jaxpyop._values.cast import (
     CASTING,
     Casting,
+    UnknownValuesError,
     cast_to_numpy,
     check_fingerprints,
     check_traced,

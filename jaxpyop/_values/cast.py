@@ -106,15 +106,20 @@ def _check_dtype(source: Any, leaf: Leaf, casting: str, origin: str, title: str)
     )
 
 
+class UnknownValuesError(TypeError):
+    """Whether a result fits its dtype depends on its values, which are not known while JAX traces."""
+
+
 def check_traced(dtype: Any, leaf: Leaf, casting: str, origin: str, title: str) -> None:
     """Check the dtype of a traced result, whose values are not known yet.
 
     Raises:
-        TypeError: the casting rule refuses the dtype, or would have to look at the values.
+        TypeError: the casting rule refuses the dtype.
+        UnknownValuesError: it would have to look at the values.
     """
     rule = _check_dtype(dtype, leaf, casting, origin, title)
     if rule.looks_at_values:
-        raise TypeError(
+        raise UnknownValuesError(
             f"{title}: {origin} {dtype.name}, whose values may not fit {leaf.dtype.name}, and no value is known while "
             f"tracing; write Tout={dtype.name}, convert in func with .astype, or pass mode='eager'"
         )

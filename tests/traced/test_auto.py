@@ -143,6 +143,12 @@ def test_the_types_of_the_inputs_decide():
     assert ways == ["traced", "called", "called", "traced"]
 
 
+def test_what_may_not_fit_tout_is_called():
+    op = lambda x: jaxpyop.py_function(lambda x: x.astype(int) * 2 if x > 0 else -1, [x], jnp.int8, mode="auto")
+    assert shown(op, 3.0) == "called"
+    assert jax.jit(op)(3.0) == 6
+
+
 def test_static_inputs_and_keywords_decide():
     def body(x, how):
         return x * math.gamma(x) if how == "math" else x
