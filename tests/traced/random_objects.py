@@ -1,9 +1,9 @@
-"""Random functions of four kinds that adversaries found wrong: traced mode gives what Python gives, or refuses.
+"""Random functions of five kinds that adversaries found wrong: traced mode gives what Python gives, or refuses.
 
     python -m tests.traced.random_objects COUNT [SEED]
 
 The kinds are objects of the host that reach the function in some way and answer Python with code of their own, JAX's
-loops on paths that are not taken, the identity of values, and the scopes of names.
+loops on paths that are not taken, the identity of values, the scopes of names, and Python's numbers.
 """
 
 # ruff: noqa: E501
@@ -174,15 +174,43 @@ def scopes(draw: random.Random) -> str:
     )
 
 
-KINDS = {"objects": objects, "loops": loops, "identity": identity, "scopes": scopes}
+# Python's numbers, of which XLA knows more than the interpreter, or less. JAX itself does not always give the same for an
+# array and a bool.
+ATOMS = [*["y"] * 6, "k", "b", "Z", "float(x > 1)", "int(b)", "k * 0", "0.0", "-0.0", "1.0", "3", "True", "math.inf", "1e16",
+    "0.1", "float(ONE)", "(k - k)", "x.item()", "bool(k)"]  # fmt: skip
+FORMS = ["(<a> + <b>)", "(<a> - <b>)", "(<a> * <b>)", "(<a> / <b>)", "min(<a>, <b>)", "max(<a>, <b>)", "abs(<a>)", "(-<a>)",
+    "(<a> < <b>)", "(<a> >= <b>)", "(<a> == <b>)", "(<a> if <b> > <c> else <c>)", "sum([<a>, <b>])", "(not <a>)", "(+<a>)",
+    "(abs(<a>) >= <b>)", "(<a> > 0) * <b>", "<a> * (y > 0)", "(y == y) * <a>", "(1.0 if abs(y) >= <a> else 0.0)", "float(<a>)", "twice(<a>)", "(<a> and <b>)", "(<a> or <b>)"]  # fmt: skip
+
+
+def numbers(draw: random.Random) -> str:
+    def expression(depth: int) -> str:
+        text = draw.choice(FORMS)
+        for part in "abc":
+            deeper = depth > 1 and draw.random() < 0.4
+            text = text.replace(f"<{part}>", expression(depth - 1) if deeper else draw.choice(ATOMS))
+        return text
+
+    terms = " + ".join(f"{3**k} * told({expression(2)})" for k in range(6))
+    return (
+        "import math\nONE, ZERO = jnp.ones(()), jnp.zeros(())\n\ndef twice(v):\n    return v + v if v > 0 else v * 2\n\n"
+        "def told(v):\n    return min(max(v, -50.0), 50.0) if v == v else 77.0\n\n"
+        "def f(x):\n    y, k, Z = float(x), int(x > 0.5), float(ZERO)\n    b = y > 0\n"
+        f"    return {terms}\n"
+    )
+
+
+KINDS = {"objects": objects, "loops": loops, "identity": identity, "scopes": scopes, "numbers": numbers}
 POINTS = [0.75, -1.0, 1.5]
+OF_NUMBERS = [*POINTS, np.nan, -0.0, -np.inf]
 
 
-def results(made: Any, mode: str) -> list[float]:
+def results(made: Any, mode: str, kind: str) -> list[float]:
+    points = OF_NUMBERS if kind == "numbers" else POINTS
     if mode == "batch":
-        return [float(y) for y in jax.jit(jax.vmap(op(made.f, "traced")))(jnp.asarray(POINTS))]
+        return [float(y) for y in jax.jit(jax.vmap(op(made.f, "traced")))(jnp.asarray(points))]
     run = op(made.f, mode) if mode == "eager" else jax.jit(op(made.f, mode))
-    return [float(run(jnp.float32(x))) for x in POINTS]
+    return [float(run(jnp.float32(x))) for x in points]
 
 
 def outcome(kind: str, seed: int, modes: tuple[str, ...] = ("traced", "batch")) -> str:
@@ -192,13 +220,13 @@ def outcome(kind: str, seed: int, modes: tuple[str, ...] = ("traced", "batch")) 
     except Exception:
         return "raises"
     try:
-        wanted: Any = results(made, "eager")
+        wanted: Any = results(made, "eager", kind)
     except Exception as error:
         wanted = error
     said = "raises" if isinstance(wanted, Exception) else "equal"
     for mode in modes:
         try:
-            got = results(module_of(text, seed), mode)
+            got = results(module_of(text, seed), mode, kind)
         except Exception as error:
             if said == "equal":
                 if not is_refusal(error) or mode == "auto":
