@@ -226,19 +226,16 @@ class Calls(Objects):
         if is_array(v):
             if name == "item" and args:
                 raise Refused("an item by its place", "index the array")
-            if name == "item":
+            if name == "tolist" and v.ndim:
+                return self.new_list(self.call_method(row, name, [], {}) for row in self.iterate(v))
+            if name in ("item", "tolist"):
                 return self.number_of(v.reshape(()) if v.size == 1 else v)
-            if name == "tolist":
-                rows = self.iterate(v) if v.ndim else ()
-                return (
-                    self.new_list(self.call_method(row, name, [], {}) for row in rows) if v.ndim else self.number_of(v)
-                )
             return self.call_jax(getattr(v, name), args, kwargs)
         if isinstance(v, At):
             if name == "set" and is_array(v.index) and v.index.dtype == np.bool_:
                 return self._set_where(v.array, v.index, *args)
             index = self.array_index(v.index)
-            given = [self._fitting(a, v.array) for a in args]
+            given = args if name == "power" else [self._fitting(a, v.array) for a in args]
             return self.call_jax(getattr(v.array.at[index], name), given, kwargs)
         if isinstance(v, (str, np.ndarray)):
             args = [self.iterate(a) if isinstance(a, (Obj, Iter)) else a for a in args]
