@@ -40,6 +40,8 @@ class Calls(Objects):
             try:
                 return BUILTINS[key](self, *args, **kwargs)
             except TypeError as e:
+                if self.label and str(e).startswith(self.label):
+                    raise
                 raise Refused(f"arguments that are not in the language: {str(e).rpartition('() ')[2]}") from e
         if not isinstance(f, (Method, Partial)):
             check_no_iterators(*args, *kwargs.values())
@@ -257,8 +259,8 @@ class Calls(Objects):
         """What `array.at[...].set(v)` makes of a number of Python, if that is one step. If not, the call is refused."""
         if not isinstance(v, Num) or array.dtype.name not in _WIDE:
             return v
-        is_one_step = _dtypes.is_inexact(array) or v.kind == "b" or (v.kind == "i" and fits_dtype(v, array.dtype))
-        return num_to_array(v, array) if is_one_step else v
+        is_integer = v.kind == "i" and jnp.issubdtype(array.dtype, jnp.integer) and fits_dtype(v, array.dtype)
+        return num_to_array(v, array) if is_integer or v.kind == "b" or _dtypes.is_inexact(array) else v
 
     def _set_where(self, array: Any, mask: Any, v: Any) -> Any:
         """`array.at[mask].set(v)`, for which JAX needs the values of the mask."""
@@ -305,7 +307,7 @@ def _is_dtype(v: Any) -> bool:
     )
 
 
-_TO_ARRAY = "make it an array, such as jnp.float32(n)"
+_TO_ARRAY = "make it an array, such as jnp.float32(n) or jnp.int32(n)"
 
 
 def is_of_jax(v: Any) -> bool:

@@ -27,6 +27,9 @@ _ATTEMPTS = 14
 _MOST_STEPS = 20_000
 # A function with more sides of branches than these is refused: to compile them takes minutes, or hours if nested.
 _MOST_SIDES = 1_000
+# After so many sides, what a branch gives is hidden from XLA's fusion. Under `vmap` a branch is a choice, and what it is
+# made of would be copied into each place that reads it, so that long programs took minutes to compile.
+_MANY_SIDES = 20
 # The status of a frame: how a block was left. If it is not known, it is a number with a range. Outside of loops that is
 # from NORMAL to RETURN, so that what is not normal is a return.
 NORMAL, RETURN, BREAK, CONTINUE = 0, 1, 2, 3
@@ -228,6 +231,8 @@ class Machine:
         for _, _, forms, error, _ in sides:
             over = [p for p in places if p and ((error and p not in forms) or _is_over(p, forms, now))]
             forms.update(dict.fromkeys(over, const(UNSEEN)))
+        # What is unseen on one side comes last, because it becomes what another name has, if that has the same object.
+        places.sort(key=lambda p: any((side[2].get(p) or now[p]).value is UNSEEN for side in sides))
         joined = {p: joining.join(*(side[2][p] if p in side[2] else now[p] for side in sides)) for p in places}
         leaves: Any = []  # both sides may have the same constants
         if self.only_shapes:
@@ -237,6 +242,7 @@ class Machine:
             operands = {id(c): c for side in sides for c in side[1]}
             both = [functools.partial(self._side, side, joined, list(operands)) for side in sides]
             leaves = jax.lax.cond(pred, *both, *operands.values())
+            leaves = jax.lax.optimization_barrier(leaves) if self.branches > _MANY_SIDES else leaves
         filling = Filling(leaves)
         values = {p: filling.get(form) for p, form in joined.items()}
         for p, v in values.items():

@@ -114,6 +114,25 @@ def a_list_whose_length_and_kinds_depend_on_values(xs):
 # ---------------------------------------------------------------- shared and the same
 
 
+def built(v):
+    if v > 3:
+        return [v, v]
+    out = [v * 2]
+    out.append(1.0)
+    same = out
+    if v > 1:
+        return out
+    same[0] = 7.0
+    return out
+
+
+@TABLE.equal
+def a_list_that_has_a_name_on_one_path_alone(x):
+    items = built(x)
+    items[0] = items[0] + 10
+    return items[0] + 3 * items[1]
+
+
 @TABLE.equal
 def two_lists_that_change_places(x):
     first, second = [x, x * 2], [x + 1, x * 3]

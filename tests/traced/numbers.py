@@ -47,6 +47,7 @@ TABLE.equal_all(
         "bools that are combined": lambda x: x * ((float(x) > 0) & (float(x) < 3) | (float(x) != float(x)) ^ True),
         "a plus": lambda x: +float(x) + (+(float(x) > 0)),
         "numbers that an array gets": lambda x: jnp.zeros(3).at[1].add(float(x)).at[int(x > 1)].set(int(x > 0))[1],
+        "an integer that a bool array gets": lambda x: jnp.zeros(2, bool).at[0].set(x > 1).sum() * x + int(x > 0),
         "a list of the items of an array": lambda x: sum(v for v in jnp.stack([x, 2 * x]).tolist() if v > 1) + x,
     },
     points=[math.nan, -1.0, 2.0],

@@ -173,7 +173,10 @@ class Joining:
     def join(self, a: Form, b: Form) -> Form:
         for one, other, owners in ((a, b, self.right), (b, a, self.left)):
             if one.value is UNSEEN:
-                # No other name may have the object, because on the other path it would be another one.
+                # On the path where nobody looks at it, the name may as well have what another name of the object has.
+                if (partner := owners.get(other)) and partner.value is not UNSEEN:
+                    return self.pairs[(partner, other) if one is a else (other, partner)]
+                # Otherwise no other name may have the object, because on the other path it would be another one.
                 for form in walk(other, set()):
                     if form.kind == "new" and owners.setdefault(form, one).value is not UNSEEN:
                         raise Refused(_TWO_OBJECTS, _COPY)
@@ -188,7 +191,8 @@ class Joining:
             else:
                 alts[place] = self.join(alts[place], new)
         if len(alts) > 12:
-            raise Refused("a variable holds more than 12 kinds of values")
+            what = "a variable holds more than 12 kinds of values, of which a list of each length is one"
+            raise Refused(what, "use jnp.where and jnp.sum in place of a list, or an array of a fixed length")
         return Form("union", None, tuple(alts)) if len(alts) > 1 else alts[0]
 
     def one(self, a: Form, b: Form) -> Form:
