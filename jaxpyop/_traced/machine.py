@@ -27,8 +27,8 @@ _ATTEMPTS = 14
 _MOST_STEPS = 20_000
 # A function with more sides of branches than these is refused: to compile them takes minutes, or hours if nested.
 _MOST_SIDES = 1_000
-# After so many sides, what a branch gives is hidden from XLA's fusion. Under `vmap` a branch is a choice, and what it is
-# made of would be copied into each place that reads it, so that long programs took minutes to compile.
+# After so many sides, what a branch gives is hidden from XLA's fusion. Under `vmap` it is a choice, and what is chosen
+# from would be copied into each place that reads it, so that long programs took minutes to compile.
 _MANY_SIDES = 20
 # The status of a frame: how a block was left. If it is not known, it is a number with a range. Outside of loops that is
 # from NORMAL to RETURN, so that what is not normal is a return.
