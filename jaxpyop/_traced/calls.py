@@ -256,7 +256,10 @@ class Calls(Objects):
         return self.list_method(v, name, args, **kwargs)
 
     def _fitting(self, v: Any, array: Any) -> Any:
-        """What `array.at[...].set(v)` makes of a number of Python, if that is one step. If not, the call is refused."""
+        """A number of Python as JAX converts it for `array.at[...].set(v)`, if it does so in one step.
+
+        Other numbers stay as they are, and the call is refused.
+        """
         if not isinstance(v, Num) or array.dtype.name not in _WIDE:
             return v
         is_integer = v.kind == "i" and jnp.issubdtype(array.dtype, jnp.integer) and fits_dtype(v, array.dtype)

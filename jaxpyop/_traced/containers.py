@@ -22,7 +22,7 @@ CHANGES = 'return the new value, make it in the function, or write mode="eager" 
 
 
 class Containers(Operators):
-    """Items are read and set, and gone over."""
+    """Items are read, set and iterated over."""
 
     def new_list(self, items: Any) -> Obj:
         items = tuple(items)

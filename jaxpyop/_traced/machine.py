@@ -231,7 +231,7 @@ class Machine:
         for _, _, forms, error, _ in sides:
             over = [p for p in places if p and ((error and p not in forms) or _is_over(p, forms, now))]
             forms.update(dict.fromkeys(over, const(UNSEEN)))
-        # What is unseen on one side comes last, because it becomes what another name has, if that has the same object.
+        # A place that one side leaves unseen comes last. If another place holds the same object, it takes that one.
         places.sort(key=lambda p: any((side[2].get(p) or now[p]).value is UNSEEN for side in sides))
         joined = {p: joining.join(*(side[2][p] if p in side[2] else now[p] for side in sides)) for p in places}
         leaves: Any = []  # both sides may have the same constants

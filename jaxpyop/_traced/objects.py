@@ -128,8 +128,7 @@ class Objects(Containers):
             raise Refused(f"a {cls.__name__} that is looked up by its value", f"write {cls.__name__}.NAME")
         if abstract := getattr(cls, "__abstractmethods__", None):
             raise PyRaise(TypeError(f"{cls.__name__} has no {', '.join(sorted(abstract))}"))
-        plain = typing.Generic, typing.Protocol, abc.ABC
-        if any(is_plain_base(c, cls) for c in cls.__mro__[:-1] if c not in plain):
+        if any(is_plain_base(c, cls) for c in cls.__mro__[:-1] if c not in (typing.Generic, abc.ABC)):
             what = "a class that is built in or made in a way of its own, is not in the language"
             raise Refused(f"`{name_of_function(cls)}`, {what}", OUTSIDE)
         obj = Obj(cls, {})

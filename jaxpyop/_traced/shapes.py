@@ -317,11 +317,16 @@ class Shapes(Interpreter):
         raise PyRaise(RuntimeError("the function raises"))
 
     def do_try(self, s: ast.Try, env: Obj) -> None:
-        """The body, or one of the handlers, for which the variables that the body assigns are unknown."""
-        names = {n.id for b in s.body for n in ast.walk(b) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
-        sides: list[Callable[[], Any]] = [lambda: self.block([*s.body, *s.orelse], env)]
-        sides += [functools.partial(self._handle, h, names & env.slots["$names"], env) for h in s.handlers]
+        """The body, or one of the handlers, which sees the variables as they are before the body, or after it."""
         coin = self.of_type((), DTYPES["b"])
+        assignments = [b for b in s.body if not isinstance(b, ast.Raise)]
+
+        def handle(handler: ast.ExceptHandler) -> None:
+            self.branch(coin, lambda: self.block(assignments, env), lambda: None)
+            self.if_normal(env, functools.partial(self._handle, handler, env))
+
+        sides: list[Callable[[], Any]] = [lambda: self.block([*s.body, *s.orelse], env)]
+        sides += [functools.partial(handle, h) for h in s.handlers]
         functools.reduce(lambda rest, run: lambda: self.branch(coin, run, rest), sides)()
         self.if_normal(env, lambda: self.block(s.finalbody, env))
 
@@ -333,9 +338,9 @@ class Shapes(Interpreter):
                 self.assign(item.optional_vars, UNKNOWN, env)
         self.block(s.body, env)
 
-    def _handle(self, handler: ast.ExceptHandler, names: frozenset[str], env: Obj) -> None:
-        for name in names | ({handler.name} if handler.name else set()):
-            self.store(name, UNKNOWN, env)
+    def _handle(self, handler: ast.ExceptHandler, env: Obj) -> None:
+        if handler.name:
+            self.store(handler.name, UNKNOWN, env)
         self.block(handler.body, env)
 
 

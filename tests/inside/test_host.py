@@ -55,7 +55,9 @@ def test_a_chunk_has_as_many_elements_as_a_worker_has_time_for(
     assert max(done for _, done in pool.sizes) <= ran
 
 
-@pytest.mark.skipif(not Notes.works, reason="workers note what they run in files that only Linux can hand to them")
+@pytest.mark.skipif(
+    not Notes.works, reason="workers open the file of their notes by its path in /proc, which only Linux has"
+)
 def test_a_worker_notes_which_job_it_runs():
     notes = Notes()
     place, other = notes.new_place(), notes.new_place()

@@ -170,6 +170,15 @@ def with_what_is_not_known(x):
     return x[:2].at[0].set(1.0) if least < most else -x[:2]
 
 
+def with_a_value_for_an_error(x):
+    y = 0.0
+    try:
+        y = float(x[int(x[0])])
+    except IndexError:
+        y = y + 1
+    return y
+
+
 @functools.partial(jax.jit, static_argnames="n")
 def first(x, n):
     return x[:n]
@@ -188,6 +197,7 @@ BRANCHING = {
     "a library, a text and a log": (with_an_unknown_library, F),
     "random numbers": (with_random_numbers, F),
     "a handler": (with_a_handler, F),
+    "a value for an error": (with_a_value_for_an_error, F),
     "what is not known": (with_what_is_not_known, F),
     "a list that grows": (with_a_list_that_grows, F),
     "a recursion": (with_a_recursion, F),

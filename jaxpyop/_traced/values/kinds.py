@@ -268,7 +268,7 @@ def raw(v: Any, kind: str = "") -> Any:
             return jnp.asarray(dtype.type(v))
         val = v.val
         if v.val.dtype != dtype:
-            # Hidden, because XLA makes a choice of a bool times x, and a zero of k * 0. So NaN would be lost.
+            # We hide it from XLA, which makes a choice of x and 0 of a bool times x, and 0 of k * 0: NaN would be lost.
             val = lax.optimization_barrier(lax.convert_element_type(v.val, dtype))
         return _float_p.bind(val) if dtype == np.float64 else val
 
